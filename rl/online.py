@@ -103,15 +103,9 @@ def steps(n: int = 1, discount: float = 1.0, environments: int = 1) -> View:
     """Rows that hold both observations, read as transitions over ``n`` steps (`ring.transitions`).
 
     Args:
-<<<<<<< HEAD
-      n: steps in each transition.
-      discount: the agent's gamma, of rewards after the first.
-      environments: ``N``, rows between a step and the next one of its episode.
-=======
       n: steps, at least 1.
       discount: the agent's gamma. It must be the same, which nothing here can check.
       environments: ``N``, as of the `loop`.
->>>>>>> 771f34847aa7cabf9d1ffacae28f4fc273245c3f
     """
     return View(
         keep=lambda row: row,
@@ -131,14 +125,9 @@ def chunked(
     Logged data beside them are `rl.replay.chunks.Chunks` of this length.
 
     Args:
-<<<<<<< HEAD
-      length: actions in each chunk.
-      discount, environments: as in `steps`.
-=======
       length: actions in a chunk.
       discount: the agent's gamma, of one step, as of `steps`.
       environments: ``N``, as of the `loop`.
->>>>>>> 771f34847aa7cabf9d1ffacae28f4fc273245c3f
       reward_discount: of rewards within a chunk; by default ``discount``.
     """
     return steps(environments=environments)._replace(
@@ -151,21 +140,12 @@ def chunked(
     )
 
 
-<<<<<<< HEAD
 def stacked_frames(depth: int, n: int = 1, discount: float = 1.0, environments: int = 1) -> View:
     """Rows that hold the newest of the ``depth`` frames seen, stacked when they are read (`rl.replay.frames`).
 
     Args:
       depth: frames in each observation.
       n, discount, environments: as in `steps`.
-=======
-def video(depth: int, n: int = 1, discount: float = 1.0, environments: int = 1) -> View:
-    """Rows that hold the newest of the ``depth`` frames seen, stacked when they are read (`rl.replay.frames`).
-
-    Args:
-      depth: frames in an observation.
-      n, discount, environments: as of `steps`.
->>>>>>> 771f34847aa7cabf9d1ffacae28f4fc273245c3f
     """
     return View(
         keep=lambda row: frames.compress(row, depth),

@@ -164,12 +164,8 @@ def population(
         products keep its cores busy, and its parameters stay in cache.
 
     Raises:
-<<<<<<< HEAD
-      ValueError: a field that is unknown or no float, lists of different lengths, or a value of 0.
-=======
-      ValueError: if a field is unknown or shapes the program, or has values that cannot be trained together; from
-        ``init`` and ``epoch``, if keys are not one for each run.
->>>>>>> 771f34847aa7cabf9d1ffacae28f4fc273245c3f
+      ValueError: a field that is unknown or no float, lists of different lengths, or a value of 0; from ``init`` and
+        ``epoch``, if keys are not one for each run.
     """
     check_sweep(sweep or {})
     hypers = {name: jnp.asarray(values) for name, values in (sweep or {}).items()}

@@ -549,8 +549,15 @@ def test_every_script_has_help(tmp_path: Path) -> None:
         assert re.search(r"^  --(\[no\])?\w+:", text, re.MULTILINE), name
     text = shown["experiments.offline"]
     assert "--agent.target_gap" in text and "--agent.expectile:" not in text and "--eval_episodes" in text
-    main, heading, of_agent = text.partition("\nhyper-parameters of --agent=cql:\n")  # after the flags of the script
-    assert heading and "--dataset:" in main and "--agent.target_gap" in of_agent and "--agent." not in main[-2000:]
+    main, heading, of_agent = text.partition(
+        "\nhyper-parameters of --agent=cql:\n"
+    )  # after the flags of the script
+    assert (
+        heading
+        and "--dataset:" in main
+        and "--agent.target_gap" in of_agent
+        and "--agent." not in main[-2000:]
+    )
     assert {"--[no]status:", "--budget:"} <= set(shown["sweeps.run"].split())
     layout = {"--set:", "--workdir:", "--count:", "--seed:", "--together:", "--finished:"}  # flags of both
     assert all(layout <= set(shown[name].split()) for name in ("sweeps.run", "experiments.report"))

@@ -228,7 +228,7 @@ def test_every_action_has_draws_of_its_own(random: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "view", [compiled.steps(3, 0.99), compiled.chunked(2), compiled.video(2), compiled.steps(environments=4)]
+    "view", [compiled.steps(3, 0.99), compiled.chunked(2), compiled.stacked_frames(2), compiled.steps(environments=4)]
 )
 def test_a_view_of_another_number_of_environments_is_refused(view: compiled.View) -> None:
     """It would add up rewards of different ones."""
