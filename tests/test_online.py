@@ -228,12 +228,21 @@ def test_every_action_has_draws_of_its_own(random: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "view", [compiled.steps(3, 0.99), compiled.chunked(2), compiled.stacked_frames(2), compiled.steps(environments=4)]
+    "view",
+    [
+        compiled.steps(3, 0.99),
+        compiled.chunked(2),
+        compiled.stacked_frames(2),
+        compiled.steps(environments=4),
+    ],
 )
 def test_a_view_of_another_number_of_environments_is_refused(view: compiled.View) -> None:
     """It would add up rewards of different ones."""
     learner = counter()._replace(weighted=lambda *_: None)
-    replays = [compiled.uniform(learner, view, 10, 4), compiled.ranked(learner, view, 10, 4, 0.5, 0.5)]
+    replays = [
+        compiled.uniform(learner, view, 10, 4),
+        compiled.prioritised_memory(learner, view, 10, 4, 0.5, 0.5),
+    ]
     if view.chunk == 1 and not view.wait:
         replays.append(compiled.relabelling(learner, view, 10, 4))
     for kept in replays:
