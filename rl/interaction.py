@@ -10,8 +10,8 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -59,6 +59,13 @@ class Retraining(NamedTuple):
     check: Callable[[Mapping[str, np.ndarray], int], None]
 
 
+class Progress(Protocol):
+    """What is told how many steps were taken: a progress bar of tqdm, for example."""
+
+    def update(self, count: int) -> Any:
+        """``count`` more steps were taken."""
+
+
 class Trainer:
     """The environments and the learners in them, from step to step.
 
@@ -67,11 +74,12 @@ class Trainer:
       learner: must know how to explore (`rl.acting.explorer`).
       replay: its memory.
       run_keys: [S], one for each seed (`rl.keys.seeds`).
-      rhythm: how many updates are made after every how many steps of the ``N`` environments together.
+      rhythm: how many updates are made after every how many steps of the ``N`` environments together; by default one
+        after each.
       learning_starts: steps of each seed before the first update; with ``retraining``, before its first run, which the
         updates follow that the next step brings.
       random: steps of each seed whose actions are drawn uniformly.
-      seen: how learners see observations and rewards.
+      seen: how learners see observations and rewards; by default as they are.
       logged: data that ``replay`` mixes into batches, as learners see them: a `rl.replay.dataset.Dataset`, or its
         `rl.replay.chunks.Chunks`.
       success: which episodes join the demonstrations, as in `succeeded`; None for none.
@@ -89,10 +97,10 @@ class Trainer:
         replay: online.Replay,
         run_keys: Key,
         *,
-        rhythm: tuple[int, int],
+        rhythm: tuple[int, int] = (1, 1),
         learning_starts: int,
         random: int,
-        seen: Transform,
+        seen: Transform = Transform(),
         logged: Any = None,
         success: str | float | None = None,
         retraining: Retraining | None = None,
@@ -125,15 +133,20 @@ class Trainer:
         self._updates, self._period = rhythm
         self._learning_starts, self._random_steps = learning_starts + (retraining is not None), random
 
-    def start(self, state: State | None) -> None:
+    def start(self, state: State | None = None) -> None:
         """Begins, with learners in ``state`` if it is given."""
         self.carry = self._loop.init()
         if state is not None:
             self.carry = self.carry._replace(state=state)
         self._begin()
 
-    def advance(self, until: int, bar: Any, stopping: list[int]) -> None:
+    def advance(self, until: int, bar: Progress | None = None, stopping: Sequence[int] = ()) -> None:
         """Steps and learns until ``step`` is ``until``, or until asked to stop.
+
+        Args:
+          until: steps of each seed since the start.
+          bar: is told of every step.
+          stopping: ends this as soon as it has an entry: what `rl.train.stop_requests` yields, for example.
 
         Raises:
           FloatingPointError, RuntimeError: as `rl.envs.stream.Stream.step`; a model diverged; or nothing began.
@@ -173,7 +186,8 @@ class Trainer:
             self._join(joining)
             self.action = np.asarray(action)
             self.whole = True
-            bar.update(self._environments)
+            if bar is not None:
+                bar.update(self._environments)
 
     def check(self) -> train.Report:
         """The metrics since the last `read`. Raises `train.Diverged` if one was not finite, or an action is not."""

@@ -124,6 +124,26 @@ def trainer(which: str, stream: Stream) -> Trainer:
     )
 
 
+def test_a_trainer_by_default_updates_once_per_step_and_changes_nothing_that_it_sees() -> None:
+    toy, states = learner("counter"), []
+    told = {"rhythm": (1, 1), "seen": Transform()}
+    for settings in (told, {}):
+        with Stream(COUNTDOWN, [(0,), (1,)], 0) as stream:
+            replay = online.uniform(toy, online.steps(), 200, 4)
+            seeds = keys.seeds(jax.random.key(0), 2)
+            run = Trainer(stream, toy, replay, seeds, learning_starts=4, random=4, **settings)
+            if settings:
+                run.start(None)
+                run.advance(10, SimpleNamespace(update=lambda _: None), [])
+            else:
+                run.start()
+                run.advance(10)
+                run.advance(12, stopping=[2])  # which ends it before the first step
+            states.append(jax.device_get(run.carry))
+            assert run.step == 10
+    jax.tree.map(np.testing.assert_array_equal, *states)
+
+
 @pytest.mark.parametrize("which", ["counter", "chunks"])
 def test_memory_online_is_carried_and_resumed_to_the_bit(which: str) -> None:
     bar, copies = SimpleNamespace(update=lambda _: None), [(copy,) for copy in range(4)]

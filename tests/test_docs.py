@@ -40,7 +40,7 @@ from rl.networks import mlp
 from rl.networks.transformer import Shape
 from rl.replay import dataset as replay
 from rl.replay.dataset import Dataset
-from rl.types import Spec
+from rl.types import Spec, Transition
 from rl.values import heads
 from sweeps import layout
 from sweeps import run as sweeps
@@ -239,6 +239,76 @@ def test_docstrings_keep_formulas_and_tables() -> None:
     text = "\n".join(generated.markup(lines))
     assert "[B, \\*S]" in text and "::\n\n    L = E[ |x| * y ]\n" in text
     assert ".. list-table::" in text and "* - 1\n     - 2\n" in text and "---" not in text
+
+
+# ---- the library from Python ---------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.command
+def test_what_the_python_page_shows_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    shown = [text for name, text in blocks("python") if name.startswith("python.md")]
+    scripts: list[dict[str, Any]] = []
+    for text in shown:
+        if "gymnasium.register(" in text:
+            Path("corridor.py").write_text(text)
+            continue
+        for _ in range(2 if "trainer.resume(" in text else 1):
+            if not scripts or "import jax\n" in text:  # else the block goes on with the script before
+                scripts.append({})
+            exec(compile(text, "python.md", "exec"), scripts[-1])
+    _, trained, restored, chunked, first, second, words = scripts
+    assert trained["scores"]["return"].shape == (4, 2) and trained["loaded"].spec == Spec((3,), 1)
+    assert restored["step"] == 300
+    np.testing.assert_array_equal(restored["action"], trained["action"])
+    assert chunked["example"].action.shape == (2, 3) and chunked["state"].step == 100
+    assert first["saved"] is None and first["trainer"].step == 300 and second["trainer"].step == 600
+    q = np.asarray(words["values"].q)  # of episodes (4, 7), (4, 8), (6, 7) and (6, 8)
+    assert (q[:2, 3] > q[2:, 3] + 0.5).all() and (q[::2, 5] > q[1::2, 5] + 0.5).all()
+
+
+@pytest.mark.slow
+def test_the_backup_that_a_page_shows_is_munchausen_q_learning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its loss from the formula of the paper, with target networks that differ from the online ones."""
+    (code,) = [text for name, text in blocks("python") if "relabel.make" in text]
+    (tmp_path / "munchausen.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    agent, spec, rows = agents.get("munchausen"), Spec((3,), 4, discrete=True), 16
+    config = agent.Config(discount=0.9, temperature=0.1, hidden=(8,))
+    learner = agent.make(config, spec, heads.scalar())
+    rng = np.random.default_rng(0)
+    seen, after = rng.normal(size=(2, rows, 3)).astype(np.float32)
+    action, reward = rng.integers(0, 4, rows).astype(np.int32), rng.normal(size=rows).astype(np.float32)
+    ones = np.ones(rows, np.float32)
+    batch = Transition(seen, action, reward, ones, after, action, ones)
+    state = jax.jit(learner.init)(jax.random.key(0), batch)
+    state = state._replace(target=jax.tree.map(lambda x: 1.3 * x + 0.1, state.target))
+    _, metrics = jax.jit(learner.update)(state, batch, jax.random.key(1))
+
+    assert learner.critics is not None
+    values = lambda params, observation: np.stack(
+        [
+            learner.critics(state._replace(params=params), observation, np.full(rows, choice))[0]
+            for choice in range(4)
+        ],
+        -1,
+    )
+    log_softmax = lambda x: x - np.log(np.exp(x).sum(-1, keepdims=True))
+    pick = lambda x: x[np.arange(rows), action]
+    here, there = values(state.target, seen) / 0.1, values(state.target, after) / 0.1
+    bonus = 0.9 * np.clip(0.1 * pick(log_softmax(here)), -1, 0)
+    soft = 0.1 * (np.exp(log_softmax(there)) * (there - log_softmax(there))).sum(-1)
+    target = reward + bonus + 0.9 * soft
+    np.testing.assert_allclose(metrics["bonus"], bonus.mean(), rtol=1e-4)
+    expected = np.square(pick(values(state.params, seen)) - target).mean()
+    np.testing.assert_allclose(metrics["critic_loss"], expected, rtol=1e-4)
+    low, high = agent.target_range(config, spec, -1.0, 1.0)
+    np.testing.assert_allclose([low, high], [-1 - 0.9 / 0.1, 1 + 0.1 * np.log(4) * 0.9 / 0.1])
 
 
 # ---- values for language models ------------------------------------------------------------------------------

@@ -51,7 +51,8 @@ class Config:
     network: Architecture = Architecture(initialiser="orthogonal")  # of every network
     critic_optimiser: Adam = Adam()  # of the critics
     value_optimiser: Adam = Adam()  # of the value
-    policy_optimiser: Adam = Adam(schedule="cosine")  # of the policy
+    # A cosine: from Python set its decay_updates to the length of the run, or Adam() for a constant learning rate.
+    policy_optimiser: Adam = Adam(schedule="cosine")  # of the policy, which does not move after decay_updates
 
     def __post_init__(self) -> None:
         require_ranges(self)
