@@ -428,7 +428,7 @@ def test_dropout_is_for_the_updates_of_every_policy(agent: str) -> None:
     assert draws[0.0] == [0, 0] and draws[0.5][0] > 0 == draws[0.5][1]
 
 
-SHARED = {  # networks that move by settings of another name than theirs
+SHARED = {  # the networks that the settings of one name are for, where they are several
     ("crl", "critic"): {"critic", "value"},
     ("qrl", "distance"): {"distance", "dynamics", "multiplier"},
     ("hiql", "value"): {"value", "representation"},
@@ -439,7 +439,7 @@ SHARED = {  # networks that move by settings of another name than theirs
 @pytest.mark.parametrize("agent", (*ORACLES, "hecrl"))
 def test_optimiser_settings_reach_their_networks(agent: str) -> None:
     """A warm-up counts updates: the states of those networks' optimisers, and no others, hold one number more."""
-    fields = {"crl": {"extraction": "awr"}, "hecrl": {"network": entity.Shape(4, 4, 1, 1)}}
+    fields = {"crl": {"extraction": "awr"}, "hecrl": {"network": entity.Shape(4, 4, 1, 1), "subgoals": "awr"}}
     config = agents.get(agent).Config(**fields.get(agent, {}))
     names = [field.name for field in dataclasses.fields(config) if field.name.endswith("_optimiser")]
 
