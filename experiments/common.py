@@ -180,7 +180,6 @@ def is_set(settings: Any) -> bool:
 
 def value_head(settings: Any, bounds: tuple[float, float]) -> tuple[tuple[float, float], ValueHead]:
     """The support that the flags of `Head` give, or else ``bounds``, which the data do; and the head on it."""
-    note_unused_head(settings)
     low, high = bounds
     low = low if math.isnan(settings.head_low) else settings.head_low
     high = high if math.isnan(settings.head_high) else settings.head_high

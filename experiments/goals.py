@@ -126,11 +126,13 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
     if start.result is not None:
         render(settings, config, sweep, this, task, start.tree["state"], mesh)
         return start.result
-    if settings.eval_episodes and not task.environment and shard.is_main():
-        print(
-            f"note: {settings.dataset} names no environment to evaluate in: give --environment=NAME",
-            file=sys.stderr,
-        )
+    if shard.is_main():
+        common.note_unused_head(settings)
+        if settings.eval_episodes and not task.environment:
+            print(
+                f"note: {settings.dataset} names no environment to evaluate in: give --environment=NAME",
+                file=sys.stderr,
+            )
     with (
         scorer(settings, task, population, len(run_keys), mesh) as score,
         lifecycle.session(this, start) as session,

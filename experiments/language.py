@@ -93,6 +93,7 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
     if not language_settings.learns(settings):
         return language_answers.use(settings, config)
     if shard.is_main():
+        common.note_unused_head(settings)
         common.note_unused(
             settings,
             "generate",

@@ -126,6 +126,7 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
         print(f"data: {replay.size(task.dataset):,} transitions of {settings.dataset}", file=sys.stderr)
         common.show_note(settings, task.loaded)
         common.note_n_step(settings, config, task.loaded.spec)
+        common.note_unused_head(settings)
         common.note_unused(settings, "robust", "robust_scale", "robust_updates")
     if settings.robust:
         if shard.is_main() and _rule(settings, task) is None:

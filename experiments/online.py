@@ -139,6 +139,7 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
             init_from.state(settings, config, learner, stream.spec) if settings.init_from else None
         )
         common.note_n_step(settings, config, stream.spec)
+        common.note_unused_head(settings)
         exported = interaction.exported(config)
         return interaction.train(settings, this, trainer, learner, seen, initial_state, **exported)
 

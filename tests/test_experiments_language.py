@@ -560,6 +560,7 @@ def test_a_log_of_which_nothing_is_to_be_imitated(
         script.run(chosen, config())
     with contextlib.ExitStack() as stack:
         task = script.problem(chosen, config(), stack)
+    assert "--head_size changes nothing with --head=scalar" in capsys.readouterr().err
     some = task._replace(rows=task.rows._replace(imitate=np.ones((1, 1))))
     for agent, fields, says in (
         ("ilql", {}, "--agent.bc_weight has nothing to clone"),

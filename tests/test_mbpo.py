@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import shutil
+import types
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -370,6 +371,7 @@ def test_a_model_whose_rollouts_diverged_is_not_saved(where: str) -> None:
         run = fail if where == "run" else lambda carry, step: ("diverged", {})
         retraining = loop.retraining._replace(due=lambda step: True, run=run, check=fail)
         trainer = script.make_trainer(chosen, stream, loop._replace(retraining=retraining))
+        trainer.carry = types.SimpleNamespace(time=0)  # as if it had begun, without compiling a learner
         with pytest.raises(FloatingPointError):
             trainer.advance(20, tqdm.tqdm(disable=True), [])
     assert trainer.whole == (where == "run") and (trainer.carry == "diverged") == (where == "check")

@@ -90,7 +90,8 @@ def test_an_offline_run_of_a_sweep_in_chunks_acts_again_as_it_did(tmp_path: Path
     assert policies.labels == ("expectile=0.6", "expectile=0.9")
     assert repr(policies) == f"Policies({POINT_MASS}, 4 policies, step 4)"
     with pytest.raises(
-        ValueError, match=rf"--environment=Pendulum-v1 has observations of .*trained in {POINT_MASS}, which has"
+        ValueError,
+        match=rf"--environment=Pendulum-v1 has observations of .*trained in {POINT_MASS}, which has",
     ):
         trained.load(folder, "Pendulum-v1")
     with pytest.raises(ValueError, match=f"--run={tmp_path}: .* runs below it are {folder}"):
