@@ -372,7 +372,7 @@ def loop(
         raise ValueError(
             f"the view of the replay is of environments={replay.environments}, and the loop has {environments} for "
             f"each seed, so that steps of different ones would be joined: give environments={environments} to "
-            "rl.online.steps, chunked or video"
+            "rl.online.steps, chunked or stacked_frames"
         )
     explorer = acting.resetting(acting.explorer(learner))
     act = functools.partial(_act, spec, explorer, keys.of(run_keys, "act"))
