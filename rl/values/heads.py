@@ -192,8 +192,8 @@ def starting_at(head: ValueHead, value: float) -> ValueHead:
     """A categorical head whose outputs of 0, a network's before it has learned anything, stand for about ``value``.
 
     Otherwise they stand for the middle of the support. Values of steps to a goal lie in [-100, 0]: a scalar begins at
-    0 and HL-Gauss at -50, and while the values of all states move up from there together, a network may lose what tells
-    states apart (docs/heads.md).
+    0 and HL-Gauss at -50, and while the values of all states move up from there together, a network may learn little
+    else (docs/heads.md).
 
     A constant is added to the outputs: the logits of the label of ``value``, mixed with the uniform distribution, which
     has a tenth of the mass, so that every probability can be raised soon. Call this outside of compiled functions.
