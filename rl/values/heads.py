@@ -84,6 +84,7 @@ def make(
     Raises:
       ValueError: on an unknown name, a size too small, a support that is missing, empty, not finite or too
         narrow for float32, or a start outside it or of a head without one.
+      ImportError: there is no module of your own by that name.
     """
     if has_support(name) and (low is None or high is None):
         raise ValueError(
@@ -128,20 +129,13 @@ def has_support(name: str) -> bool:
 
 
 def _own(name: str) -> Callable[..., ValueHead]:
-    """The user's ``module.function``, which makes a head."""
+    """The user's ``module.function``, which makes a head. Raises ValueError or ImportError where there is none."""
     module, _, function = name.rpartition(".")
     if not module:
         raise ValueError(
             f"unknown value head {name!r}: choose one of {', '.join(NAMES)}, or module.function of your own"
         )
-    try:
-        maker = getattr(importlib.import_module(module), function, None)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):  # something that it imports
-            raise
-        raise ValueError(
-            f"unknown value head {name!r}: there is no module {module!r} in the current folder or the Python path"
-        ) from None
+    maker = getattr(importlib.import_module(module), function, None)
     if not callable(maker):
         raise ValueError(f"unknown value head {name!r}: {module} has no function {function!r}")
     return maker
