@@ -551,9 +551,13 @@ def note_n_step(settings: Any, config: Any, spec: Spec) -> None:
     Targets add it where the value takes over. For the steps between, the policy would have to be asked in states that
     such rows do not hold; other libraries' n-step SAC leaves it out, too.
     """
-    if settings.n_step > 1 and agents.target_range(settings.agent, config, spec, 0.0, 0.0) != (0.0, 0.0):
-        gamma, n = discount(config), settings.n_step
-        share = (1 - gamma) / (1 - gamma**n)
+    n = settings.n_step
+    if n == 1 or not hasattr(config, "discount"):
+        return
+    # Whether targets add anything does not depend on gamma, and with 1 nothing would bound it.
+    bounded = dataclasses.replace(config, discount=0.5)
+    if agents.target_range(settings.agent, bounded, spec, 0.0, 0.0) != (0.0, 0.0):
+        share = 1 / sum(config.discount**k for k in range(n))
         print(
             f"note: --n_step={n} sums rewards alone. What --agent={settings.agent} adds to them, entropy or a penalty, "
             f"is added once for {n} steps, so that values hold {share:.2f} of what they hold of it with --n_step=1",

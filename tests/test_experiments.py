@@ -1332,6 +1332,11 @@ def test_entropy_that_n_steps_leave_out_is_named(capsys: pytest.CaptureFixture[s
     spec, soft = Spec((3,), 2), agents.get("sac").Config(discount=0.9)
     common.note_n_step(offline.Settings(agent="sac", n_step=3), soft, spec)
     assert f"values hold {(1 - 0.9) / (1 - 0.9**3):.2f} of what" in capsys.readouterr().err
+    undiscounted = dataclasses.replace(soft, discount=1.0)
+    common.note_n_step(offline.Settings(agent="sac", n_step=4), undiscounted, spec)
+    assert "values hold 0.25 of what" in capsys.readouterr().err
+    table = Spec((3,), 2, discrete=True)
+    common.note_n_step(offline.Settings(agent="dqn", n_step=4), agents.get("dqn").Config(discount=1.0), table)
     common.note_n_step(offline.Settings(agent="sac"), soft, spec)
     common.note_n_step(offline.Settings(agent="iql", n_step=3), agents.get("iql").Config(), spec)
     assert not capsys.readouterr().err
