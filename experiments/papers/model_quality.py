@@ -9,7 +9,7 @@ no model error for a penalty to see: what then happens to Q is drawn against upd
 The paper does this on D4RL's walker2d-medium-expert with rollouts of 5 steps and three million updates. The default
 here is a tier that is made on the spot, networks of half the width and 15,000 updates, which is not enough for any
 method to control a robot. Rollouts have 1 step, so that the collapse fits into them: on another seed, base with 5
-steps still had sound values after 20,000 updates (223, with returns below the data's).
+steps still had sound values after 20,000 updates (223, with returns below the data's; not stored).
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ r"""OGBench's goal-conditioned table (Park et al., ICLR 2025) at two cores' budg
 Every agent has its published settings for the dataset (experiments/presets.yaml) but for the sizes that are flags here;
 the second command has these, too, and is for a GPU. The data are made again by OGBench's own protocol
 (`rl.data.recipes`): as many steps as published of the mazes, ``--cube_transitions`` of the cube. A score is OGBench's:
-success at any step of an episode, the mean over the five tasks and the last three evaluations. At the defaults, some
-four hours of one core, that is 2 % of the published updates, on networks of a twentieth of the size: curves against
+success at any step of an episode, the mean over the five tasks and the last three evaluations. At the defaults, 3.3
+hours of one core, that is 2 % of the published updates, on networks of a twentieth of the size: curves against
 updates stand beside the scores.
 
 A command that is killed loses what it trained since the last evaluation, and the same command goes on.

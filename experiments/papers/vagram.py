@@ -3,7 +3,7 @@
     python -m experiments.papers.vagram
     python -m experiments.papers.vagram --parts=pendulum --losses=mse,vagram --widths=8
 
-Everything takes about 65 minutes of one core, the second line about 5.
+Everything takes about 85 minutes of one core, the second line about 5.
 
 No number of the paper's can be found anywhere, so that all here are ours: problems, data and results. Where something
 is published it is a sentence; the thresholds of some claims are those of a prototype of ours. The losses are those of
