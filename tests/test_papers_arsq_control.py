@@ -161,6 +161,55 @@ def test_claims_are_of_differences_over_seeds() -> None:
     assert verdicts(*door, parts="door") == {"online, door: ARSQ returns more than `iql`": studies.FAILS}
 
 
+def test_each_claim_has_the_papers_numbers_of_its_own_setting() -> None:
+    """Table 1 is offline; online the paper has neither IQL nor TD3+BC."""
+    rows = [
+        row(setting, HOPPER, agent, scores)
+        for setting in paper.SETTINGS
+        for agent, scores in (("arsq", [60, 61, 62]), ("iql", [20, 21, 22]))
+    ]
+    outcome = {"settings": dataclasses.asdict(paper.Settings(tiers=HOPPER)), "rows": rows}
+    published = {judged["claim"]: judged["published"] for judged in studies.judged(paper.claims(outcome))}
+    claim = "mean of the tiers: ARSQ returns more than `iql` (difference)"
+    assert published[f"offline, {claim}"].endswith("741.1 against 692.4, table 1 (Liu et al.)")
+    assert published[f"online, {claim}"] == paper.OURS
+
+
+def test_changes_are_ranked_among_those_that_the_paper_has_on_the_same_tiers() -> None:
+    tier = paper.Settings().ablation_tier
+
+    def ranked(scores: dict[str, float]) -> dict[str, Any]:
+        noise = np.array([0.0, 0.1, 0.2])
+        rows = [row("offline", tier, "arsq", [*(score + noise)], name) for name, score in scores.items()]
+        return {"settings": dataclasses.asdict(paper.Settings(parts="ablations,temperature")), "rows": rows}
+
+    theirs = {name: paper.published_change(name)[1] for name in paper.CHANGES}
+    as_published = ranked(theirs | {paper.FULL: 97.5})
+    table = [paper.ranks(order) for order in paper.orders(as_published)]
+    assert [(name, tiers, count) for name, tiers, count, *_ in table] == [
+        ("structural changes", "the mean of hopper-medium-expert and hopper-medium-replay", "5"),
+        ("trunks", "hopper-medium", "2"),
+        ("temperatures", "hopper-medium", "5"),
+    ]
+    assert table[0][3:] == (
+        "1.00",
+        "1.00 [1.00, 1.00]",
+        "0.8%",
+        *["other dimensions unseen"] * 2,
+    )  # one of 120
+    assert table[1][3:] == ("1.00", "-", "-", *["a trunk for each token"] * 2)
+    assert table[2][-2:] == ("alpha 0.01", "alpha 0.01")
+    claims = {one["claim"].partition(" (")[0]: one for one in studies.judged(paper.claims(as_published))}
+    text = "changed: ranks of {} correlate with the published ones"
+    assert claims[text.format("temperatures")]["verdict"] == studies.HOLDS
+    assert text.format("trunks") not in claims
+    # The full agent is a temperature and no structural change; a group that was not run whole has no rank.
+    reverse = ranked({name: -score for name, score in theirs.items() if name != "alpha 1"} | {paper.FULL: 0})
+    (structure, trunks) = paper.orders(reverse)
+    assert (structure.name, trunks.name) == ("structural changes", "trunks")
+    assert paper.ranks(structure)[3] == paper.ranks(trunks)[3] == "-1.00"
+
+
 def test_published_settings_and_what_differs_from_them() -> None:
     """The two CQNs differ in nothing but terminations; ARSQ's are the tier's but for cloning, its alpha is 0.01."""
     settings, digests = paper.Settings(), set()

@@ -103,6 +103,9 @@ def made_up() -> dict[str, Any]:
             "policies": {
                 study.MODEL: {"greedy": 0.5 + noise, "sampled": 0.4 + noise},
                 study.BCODER: {"greedy": 0.9 + noise, "sampled": 0.4 + noise},
+                study.CODER_OF_PASSES: {"greedy": 0.9 + noise, "sampled": 0.6 + noise},
+                study.RFT: {"greedy": 0.9 + noise, "sampled": 0.5 + noise[::-1]},
+                study.SFT: {"greedy": 0.9 + noise, "sampled": 0.5 + noise[::-1]},
             },
         }
     return tasks
@@ -110,7 +113,7 @@ def made_up() -> dict[str, Any]:
 
 def failing(tasks: dict[str, Any]) -> list[str]:
     rows = studies.judged(study.claims({"tasks": tasks}))
-    assert len(rows) == 3 + 2 + 2 * len(study.CONTROLS)
+    assert len(rows) == 3 + 2 + 2 * (1 + len(study.CONTROLS)) + 2
     return [f"{row['claim']}: {row['verdict']}" for row in rows if row["verdict"] != studies.HOLDS]
 
 
@@ -119,10 +122,17 @@ def test_predictions_hold_or_do_not() -> None:
     assert not failing(tasks)
     tasks["hard"]["ranked"]["another"][study.RFT] = np.array([0.3, 0.5, 0.4])
     tasks["easy"]["class_means"]["own"][study.BCODER]["fail"] = np.array([-1.0, -1.0, 9.0])
+    tasks["hard"]["policies"][study.CODER_OF_PASSES]["sampled"] = np.array([0.3, 0.31, 0.32])
+    tasks["hard"]["ranked"]["own"]["random"] = np.array([0.4, 0.3, 0.5])
+    solves_more = f"hard: one sample of {study.CODER_OF_PASSES}, solves more than one of"
     assert failing(tasks) == [
         "easy: mean scores are ordered pass > fail > runtime error > compile error, in every seed (least step): "
         + studies.FAILS,
+        f"hard, own programs: fewer than 5 % pass: {studies.FAILS}",
+        f"hard, own programs: {study.CODER_OF_PASSES}, ranks better than random (pass@1): {studies.OPEN}",
         f"hard, another programs: {study.CODER_OF_PASSES}, ranks better than RFT (pass@1): {studies.OPEN}",
+        f"{solves_more} {study.RFT} (difference): {studies.FAILS}",
+        f"{solves_more} {study.SFT} (difference): {studies.FAILS}",
     ]
     difference = study.differences(tasks["hard"]["ranked"])["own"][study.BCODER][study.SFT]
     assert difference["mean"] == pytest.approx(0.2) and difference["ci95"][0] < 0.2 < difference["ci95"][1]

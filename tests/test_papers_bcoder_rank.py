@@ -109,7 +109,7 @@ def test_the_study_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         "variants",
     }
     monkeypatch.setattr(paper._Bench, "scores", lambda *_: pytest.fail("a finished arm was trained again"))
-    assert paper.run(settings)["claims"] == result["claims"] and len(result["claims"]) == 3 * 3 * 3
+    assert paper.run(settings)["claims"] == result["claims"] and len(result["claims"]) == 3 * (2 + 3 * 3)
     # What was read is not read again.
     read = sorted((tmp_path / "cache").iterdir())
     assert len(read) == 5
@@ -217,6 +217,28 @@ def test_a_problem_without_both_kinds_of_programs_counts_in_no_telling_apart() -
     np.testing.assert_allclose(row["told apart"]["seeds"], [0.6, 0.8])
 
 
+def test_ranking_is_compared_with_programs_as_they_were_sampled() -> None:
+    """The paper's own claim stands first, beside its gains, and in points in the report."""
+    random = np.array([0.2, 0.3, 0.4])
+    gains = {"V-only, scalar": [0.1, 0.11, 0.12], "B-Coder, scalar, sum": [-0.2, -0.1, -0.15]}
+    arms = {"random": {f"pass@{k}": {"problem": random} for k in paper.KS}}
+    for name, gain in gains.items():
+        arms[name] = {metric: {"problem": random + gain} for metric in paper.METRICS}
+    for name in paper.OTHERS:
+        arms[f"{name}, sum"] = arms["V-only, scalar"]
+    first, *_, last = studies.judged(paper.claims({"arms": arms}))[:4]
+    assert first == {
+        "claim": "V-only, scalar ranks better than random, pass@1 (difference)",
+        "published": "+6.61 to +7.34 points on MBPP (table 4), +0.68 to +0.75 points on APPS (table 3): B-Coder "
+        "(Yu et al., ICLR 2024)",
+        "here": "0.11 [0.0852, 0.135]",
+        "verdict": studies.HOLDS,
+    }
+    assert last["claim"].startswith("B-Coder, scalar, sum ranks better than random, pass@5")
+    assert "+5.61 to +8.58" in last["published"] and last["verdict"] == studies.FAILS
+    np.testing.assert_allclose(paper.over_random(arms, "V-only, scalar", 1), gains["V-only, scalar"])
+
+
 def test_a_claim_needs_every_way_of_ranking_by_likelihood_to_be_beaten() -> None:
     noise = np.array([-0.01, 0.0, 0.01])
 
@@ -224,11 +246,11 @@ def test_a_claim_needs_every_way_of_ranking_by_likelihood_to_be_beaten() -> None
         return {metric: {"problem": value + sign * noise} for metric in paper.METRICS}
 
     for sum_, verdict in ((0.2, studies.HOLDS), (0.5, studies.OPEN), (0.8, studies.FAILS)):
-        arms = {"B-Coder, sum": row(0.5)}
+        arms = {"random": row(0.1), "B-Coder, sum": row(0.5)}
         for name in paper.OTHERS:
             arms |= {f"{name}, per token": row(0.1), f"{name}, sum": row(sum_, -1.0)}
         rows = studies.judged(paper.claims({"arms": arms}))
-        assert [row["verdict"] for row in rows] == [verdict] * 9
+        assert [row["verdict"] for row in rows[2:]] == [verdict] * 9
 
 
 def test_the_probe_finds_what_tells_the_programs_of_a_problem_apart() -> None:

@@ -142,11 +142,14 @@ def test_the_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert outcome["errors"].shape == (2, 16) and outcome["value"].shape == (2, 26)
     assert ((outcome["return"] >= -101) & (outcome["return"] <= study.OPTIMUM)).all()
     stored = json.loads((tmp_path / "new" / "result.json").read_text())
-    assert stored["claims"] == result["claims"] and len(result["claims"]) == 2
+    assert stored["claims"] == result["claims"] and len(result["claims"]) == 3
     monkeypatch.setattr(study, "logged", lambda *_, **__: pytest.fail("a finished variant was trained again"))
     again = study.run(dataclasses.replace(TINY, parts="published", out=str(tmp_path / "new")))
     np.testing.assert_equal(again["parts"], result["parts"])
-    assert "| BC, greedy |" in (tmp_path / "new" / "README.md").read_text()
+    report = (tmp_path / "new" / "README.md").read_text()
+    assert "| BC, greedy |" in report and "values have 16" in report
+    row = next(line for line in report.splitlines() if line.startswith("| ILQL, tau 0.8, scalar |"))
+    assert row.endswith("| -6.97 |")  # beside ours
     assert (tmp_path / "new" / "returns_published.png").exists()
 
 
@@ -190,6 +193,26 @@ def test_predictions_hold_or_do_not() -> None:
         "corrected, c51: ILQL's return (tau 0.8) is above MC's by 25 (difference)",
         "corrected, c51: the setting that failed has a mean return above -12",
     ]
+
+
+def test_the_published_order_is_judged_on_the_published_design() -> None:
+    returns = {
+        "ILQL, tau 0.8, scalar": -11,
+        "MC, scalar": -46,
+        "BC of successes": -64,
+        "BC": -60,
+        "BC, greedy": -7,
+    }
+    noise = np.array([0.0, 0.1, 0.2, 0.3])
+    methods = {name: {"return": x + noise} for name, x in (returns | {study.SHARP: -20}).items()}
+    rows = judged({"published": methods})
+    assert [(row["claim"], row["verdict"]) for row in rows[:3]] == [
+        ("published: ILQL, tau 0.8, scalar, returns more than MC, scalar (difference)", studies.HOLDS),
+        ("published: MC, scalar, returns more than BC of successes (difference)", studies.HOLDS),
+        ("published: BC of successes, returns more than BC (difference)", studies.FAILS),
+    ]
+    assert rows[0]["published"].startswith("-6.97 against -48.1, LMRL-Gym")
+    assert len(judged({"published": {name: methods[name] for name in methods if "scalar" not in name}})) == 3
 
 
 @pytest.mark.slow

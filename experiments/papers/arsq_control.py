@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.stats import spearmanr
 
 from experiments import checks, common, offline, online, presets, studies
 from rl import data, evaluate, plot, statistics
@@ -445,6 +446,8 @@ def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
             source = (
                 f"offline, nine tiers in all: {totals['arsq']} against {totals[other]}, table 1 (Liu et al.)"
             )
+            if setting == "online":  # figure 4 has neither of them
+                source = OURS
             yield from more_than(result, setting, tiers_of(result), other, "mean of the tiers", source)
     for setting in SETTINGS:
         for other in ("bc", "iql"):
@@ -454,10 +457,18 @@ def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
         full, without = published_change(change)
         yield studies.Claim(
             f"changed: ARSQ returns more than with {change} (difference)",
-            f"{full} against {without} (Liu et al.)",
+            f"{full} against {without} on {published_tiers(change)} (Liu et al.)",
             changed[FULL] - changed[change],
             studies.positive,
         )
+    for order in orders(result):
+        if len(order.published) > 2:
+            yield studies.Claim(
+                f"changed: ranks of {order.name} correlate with the published ones (Spearman's, of each seed)",
+                f"1 with the paper's on {order.tiers} (Liu et al.)",
+                [rank_correlation(order.published, scores) for scores in order.each.T],
+                studies.positive,
+            )
 
 
 def claims_of_lead(where: str, comparison: Lead, endless: bool) -> Iterator[studies.Claim]:
@@ -505,6 +516,45 @@ def published_change(change: str) -> tuple[float, float]:
     return full, PUBLISHED["ablations"][change]
 
 
+def published_tiers(change: str) -> str:
+    """What `published_change` is of."""
+    if "trunk" in change or change not in ABLATIONS:
+        return "hopper-medium"
+    return "the mean of hopper-medium-expert and hopper-medium-replay"
+
+
+class Order(NamedTuple):
+    """Several changes of ARSQ that the paper has on the same tiers."""
+
+    name: str
+    changes: tuple[str, ...]
+    tiers: str  # of the paper
+    published: tuple[float, ...]  # scores
+    each: np.ndarray  # [changes, S] last scores here
+
+
+def orders(result: Mapping[str, Any]) -> Iterator[Order]:
+    """Changes to be ranked among themselves, those groups that were run; the full agent only as a temperature."""
+    of_change = {run.change: row["last"]["each"] for run, row in ablated(result).items()}
+    structure = [change for change in ABLATIONS if change != FULL and "trunk" not in change]
+    trunks = [change for change in ABLATIONS if "trunk" in change]
+    for name, group in (
+        ("structural changes", structure),
+        ("trunks", trunks),
+        ("temperatures", [*TEMPERATURES.values()]),
+    ):
+        if set(group) <= set(of_change):
+            # The full agent has several published scores: the one beside the others of its group counts.
+            scores = [published_change(group[0])[0] if x == FULL else published_change(x)[1] for x in group]
+            each = np.array([of_change[change] for change in group])
+            yield Order(name, tuple(group), published_tiers(group[0]), tuple(scores), each)
+
+
+def rank_correlation(theirs: Sequence[float], ours: Sequence[float] | np.ndarray) -> float:
+    """Spearman's; 0 where all of ours are the same."""
+    return 0.0 if np.ptp(ours) == 0 else float(spearmanr(theirs, ours).statistic)
+
+
 # ---- report ---------------------------------------------------------------------------------------------------
 
 
@@ -515,7 +565,7 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
     yield f"{studies.origin(result)} {studies.program(result, __file__)} says what is run."
     yield (
         f"{settings['updates']:,} updates offline, {settings['steps']:,} steps with one update each online, batches of "
-        f"{settings['batch_size']}, layers of {list(settings['hidden'])}, {settings['seeds']} seeds. Scores are "
+        f"{settings['batch_size']}, layers of {[*map(int, settings['hidden'])]}, {settings['seeds']} seeds. Scores are "
         "normalised by D4RL's references: *last* is the mean of the last evaluation over seeds ± half of Student's "
         "95 % interval, *best* the mean over seeds of each one's best evaluation, chosen with hindsight (the paper's "
         "code logs both). Published scores are of D4RL's own files, up to 500,000 updates and layers of 512: of other "
@@ -548,6 +598,28 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
             "Published: mean of hopper-medium-expert and hopper-medium-replay; trunks and temperatures hopper-medium "
             f"({PUBLISHED['full_trunk']} for the full agent)."
         )
+        if rows := [ranks(order) for order in orders(result)]:
+            yield "### Is the order the paper's?"
+            yield studies.table(
+                (
+                    "order of",
+                    "published on",
+                    "how many",
+                    "rank correlation",
+                    "of each seed",
+                    "by chance",
+                    "best there",
+                    "best here",
+                ),
+                rows,
+            )
+            yield (
+                "All differences above are with the same full agent. If its mean is high by chance, all of them are "
+                "negative: their signs are not independent. Ranks among the changed agents do not depend on it. *Rank "
+                "correlation* (Spearman's) is of the means over seeds, 1 for the paper's own order; *of each seed*: "
+                "the mean of one for each seed, with its interval; *by chance*: the share of all possible orders that "
+                "are as near to the paper's, or nearer. Among the temperatures the full agent counts, with 0.01."
+            )
     at_door = {run: row for run, row in table(result).items() if run.task == DOOR}
     if at_door:
         yield "## 28 joints: AdroitHandDoor, 25 human demonstrations"
@@ -638,6 +710,24 @@ def changes_table(result: Mapping[str, Any]) -> str:
             gain = studies.difference(statistics.summary(each), ".1f")
         rows.append((change, *last_best(row), gain, published_change(change)[1]))
     return studies.table(("ARSQ", "last", "best", "last, difference with full", "published"), rows)
+
+
+def ranks(order: Order) -> tuple[str, ...]:
+    """A row on how near an order is to the published one."""
+    means = order.each.mean(1)
+    found = rank_correlation(order.published, means)
+    best = (label(order.changes[np.argmax(scores)]) for scores in (order.published, means))
+    of_seeds, by_chance = "-", "-"
+    if len(means) > 2:
+        of_seeds = studies.between([rank_correlation(order.published, scores) for scores in order.each.T])
+        shuffled = [rank_correlation(order.published, x) for x in itertools.permutations(means)]
+        by_chance = f"{np.mean(np.array(shuffled) >= found - 1e-9):.1%}"
+    return order.name, order.tiers, str(len(means)), f"{found:.2f}", of_seeds, by_chance, *best
+
+
+def label(change: str) -> str:
+    """A change in a table; the full agent stands among temperatures there."""
+    return "alpha 0.01" if change == FULL else change
 
 
 def last_best(row: Mapping[str, Any]) -> tuple[str, str]:

@@ -22,8 +22,9 @@ The rewards of a program, ``A + V(s) - gamma V(s')``, sum to its advantages A, t
 a problem share, and to ``1 - gamma`` times the other V. So within a problem B-Coder ranks by advantages of its policy,
 and like a log-probability their sum falls with the length: both are given in sum (as published) and per token.
 
-The published study ranks programs of a 770M model by a value of the same size, trained on 1.4 million programs of APPS,
-and has no log-probability beside it. This one runs on two cores, so the language model is frozen and read once
+The published study ranks programs of a 770M model by a value of the same size, trained on 1.4 million programs of APPS.
+It claims that ranked programs pass more often than programs as they were sampled, *random* here, and has no
+log-probability beside them. This one runs on two cores, so the language model is frozen and read once
 (`rl.language.cached`); what is trained is a transformer block above it, for the policy and the value each, and the
 logits cover the tokens that occur in the programs or are likeliest at some place. The anchors of B-Coder and the
 rejection baseline both copy the programs that passed; nothing but ``human`` sees code that people wrote. Values lie in
@@ -76,10 +77,12 @@ from rl.replay import tokens as replay
 from rl.types import Array, Key, Learner, Params, State, TokenBatch
 from rl.values import heads
 
+PUBLISHED = studies.published("bcoder")
 PROBLEMS, SAMPLES = "HumanEval.jsonl.gz", "humaneval_codegen16b_samples.jsonl.gz"
 KS = (1, 5)
 BOUNDS = (-2.0, 2.0)  # of values: the rewards' [-1, 1], and room for what the advantages of a program sum to
 OTHERS = ("log-probability", "human", "rejection")  # whose scores are likelihoods
+VALUES = ("V-only", "B-Coder")  # whose scores are values
 CONTROLS = ("log-probability, per token", "log-probability, sum")
 PROBE = "probe"
 METRICS = (*(f"pass@{k}" for k in KS), "told apart")
@@ -693,7 +696,7 @@ def summary(every: Every) -> dict[str, dict[str, Any]]:
 
 def differences(every: Every) -> dict[str, dict[str, Any]]:
     """Of each arm with values to each way of scoring without: paired by problem, with the p of a permutation test."""
-    values = [name for name in every if name.startswith(("V-only", "B-Coder"))]
+    values = [name for name in every if name.startswith(VALUES)]
     others = [name for name in every if name.startswith((*OTHERS, PROBE))]
     rows = {}
     for name, other, metric in itertools.product(values, others, METRICS):
@@ -721,10 +724,19 @@ def _over_problems(values: np.ndarray, *, rate: bool = False) -> dict[str, Any]:
 
 
 def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
-    """What was hoped for: better than both ways of ranking by log-probability, before and after fine-tuning."""
+    """The paper's: better than random. Ours: better than both log-probabilities, before and after fine-tuning."""
     published = "B-Coder (Yu et al., ICLR 2024): values rank programs; beside likelihoods ours"
     arms = result["arms"]
-    for arm in (name for name in arms if name.startswith(("V-only", "B-Coder"))):
+    values = [name for name in arms if name.startswith(VALUES)]
+    for arm, k in itertools.product(values, KS):
+        on = (
+            f"{_gains(data, k)} points on {data.upper()} (table {n})"
+            for data, n in (("mbpp", 4), ("apps", 3))
+        )
+        text = f"{arm} ranks better than random, pass@{k} (difference)"
+        source = f"{', '.join(on)}: B-Coder (Yu et al., ICLR 2024)"
+        yield studies.Claim(text, source, over_random(arms, arm, k), studies.positive)
+    for arm in values:
         for other, metric in itertools.product(OTHERS, METRICS):
             ways = [name for name in arms if name.startswith(other)]
             ours = np.asarray(arms[arm][metric]["problem"], float)
@@ -732,6 +744,17 @@ def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
             least = min(gains, key=lambda gain: statistics.interval(gain).low)
             text = f"{arm} ranks better than {other}, per token and in sum, {metric} (lesser gain)"
             yield studies.Claim(text, published, least, studies.positive)
+
+
+def over_random(arms: Mapping[str, Any], arm: str, k: int) -> np.ndarray:
+    """What a way to rank adds to pass@k of programs as they were sampled, [problems]."""
+    return np.asarray(arms[arm][f"pass@{k}"]["problem"], float) - arms["random"][f"pass@{k}"]["problem"]
+
+
+def _gains(data: str, k: int) -> str:
+    """The smallest and the largest published gain of ranking, over temperatures, in points."""
+    gains = [row["gain"] for row in PUBLISHED[data] if row["k"] == k]
+    return f"{min(gains):+.2f} to {max(gains):+.2f}"
 
 
 def draw(folder: Path, result: Mapping[str, Any]) -> None:
@@ -782,6 +805,25 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
         [
             (name, *(studies.between(row[key], ".3f") if key in row else "" for key in keys))
             for name, row in result["arms"].items()
+        ],
+    )
+    yield (
+        "What ranking adds to programs as they were sampled (*random*), in points, paired by problem. Bold: the "
+        "interval leaves out 0. Published: smallest and largest gain over temperatures."
+    )
+    points = [
+        (name, *(statistics.summary(100 * over_random(result["arms"], name, k)) for k in KS))
+        for name in result["arms"]
+        if name != "random"
+    ]
+    yield studies.table(
+        ("ranked by", *(f"pass@{k}" for k in KS)),
+        [
+            *((name, *(studies.difference(gain, ".1f") for gain in gains)) for name, *gains in points),
+            *(
+                (f"B-Coder, published, {data.upper()}", *(_gains(data, k) for k in KS))
+                for data in ("mbpp", "apps")
+            ),
         ],
     )
     yield (

@@ -18,6 +18,8 @@ support, so that nothing but the representation differs. ILQL is run in three se
 and tau 0.9 with the targets and the start of the first, which tells tau from the rest. All were chosen on seed 0, which
 is not reported.
 
+LMRL-Gym's numbers stand beside the second design. Its log, its model (GPT-2 small) and its settings are others.
+
 With 26 cells everything can be computed: the values and policies that each method has in a table, from the same log;
 how far the network's V is from those; and the return of a policy, its expectation and not a sample. A move is one of
 four words: the policy is renormalised over these, and the share that they had is reported.
@@ -52,6 +54,8 @@ from rl.types import Array, Key, Params, State, TokenBatch
 from rl.values import heads
 from rl.values.heads import ValueHead
 
+LMRL = studies.published("lmrl_gym")
+
 
 class Recipe(NamedTuple):
     """A way to learn values, and what was chosen for it on seed 0."""
@@ -75,11 +79,14 @@ REPORTED = 4.0  # the one chosen on seed 0
 SHARPER = 4.0
 SHARP = f"BC, sharpened x{SHARPER:g}"
 WORKS, FAILED = "ILQL, tau 0.8", "ILQL, tau 0.9, slow"
+CQL_WEIGHT = 0.01
 OPTIMUM = -6.84
 DISCOUNT = 0.99  # per token
 PARTS = {"corrected": False, "published": True}
 # Values learned on the design of the log that is there to be dismissed.
 PUBLISHED = [(name, "scalar") for name in (MC, "ILQL, tau 0.8")]
+# {method here: its name among the published returns}, from best to worst there
+OF_LMRL = {f"{WORKS}, scalar": "ilql", f"{MC}, scalar": "mc", "BC of successes": "filtered_bc", "BC": "bc"}
 
 STATES = len(maze.CELLS)
 STARTS = np.array([state for state in range(STATES) if state != maze.GOAL])
@@ -383,7 +390,7 @@ def value_learner(
         discount=DISCOUNT,
         backup=recipe.backup,
         expectile=recipe.expectile,
-        cql_weight=0.01,
+        cql_weight=CQL_WEIGHT,
         bc_weight=0.0,
         target_rate=recipe.target_rate,
         learning_rate=settings.learning_rate,
@@ -503,6 +510,13 @@ def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
                 text = f"corrected, {name}: V is nearer to the exact one with HL-Gauss than with a scalar"
                 yield studies.Claim(text, ours, scalar - hl_gauss, studies.positive)
     if methods := parts.get("published"):
+        for better, worse in itertools.pairwise(OF_LMRL):
+            if better in methods and worse in methods:
+                text = f"published: {better}, returns more than {worse} (difference)"
+                high, low = (LMRL["returns"][OF_LMRL[name]] for name in (better, worse))
+                source = f"{high} against {low}, LMRL-Gym (Abdulhai et al. 2023), table 4"
+                gain = methods[better]["return"] - methods[worse]["return"]
+                yield studies.Claim(text, source, gain, studies.positive)
         text = "published: greedy cloning is within 0.5 of the optimum, in every seed"
         yield studies.Claim(text, ours, methods["BC, greedy"]["return"], near)
         text = "published: cloning, sharpened, is above cloning by 25 (difference)"
@@ -576,10 +590,21 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
     text = functools.partial(studies.plus_minus, style=".1f")
     for part, methods in result["parts"].items():
         yield f"## The {part} design"
+        beside = [LMRL["returns"]] if PARTS[part] else []
         yield studies.table(
-            ("", "return", "each log"),
-            [(name, text(outcome["return"]), _each(outcome["return"])) for name, outcome in methods.items()],
+            ("", "return", "each log", *("LMRL-Gym" for _ in beside)),
+            [
+                (
+                    name,
+                    text(outcome["return"]),
+                    _each(outcome["return"]),
+                    *(theirs.get(OF_LMRL.get(name), "") for theirs in beside),
+                )
+                for name, outcome in methods.items()
+            ],
         )
+        if beside:
+            yield _what_differs(settings)
         yield (
             "Networks: the return by beta, the share of the probability on moves, and the largest distance of V from "
             "the exact one over the cells, at the end."
@@ -593,6 +618,19 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
                 rows.append((name, *cells, *((text(off), _each(off)) if MC not in name else ("", ""))))
         steering = (f"beta {beta:g}" for beta in STEERING)
         yield studies.table(("", *steering, "moves, by beta", "distance", "each log"), rows)
+
+
+def _what_differs(settings: Mapping[str, Any]) -> str:
+    """How the study is unlike the one whose returns stand beside it."""
+    theirs, ours = LMRL["settings"], RECIPES[WORKS]
+    return (
+        "*LMRL-Gym*: its returns in the fully observed maze (Abdulhai et al. 2023, table 4). What differs: our log is "
+        "made here, by the paper's description; the model is a transformer of one layer and width "
+        f"{settings['width']} (there {theirs['model']}); cloning has {settings['cloning']:,} updates and values have "
+        f"{settings['updates']:,}, of {settings['batch_size']} moves; tau is {ours.expectile} ({theirs['expectile']}), "
+        f"beta {REPORTED:g} ({theirs['steering']}) and the weight of CQL's term {CQL_WEIGHT} "
+        f"({theirs['cql_weight']}); a return is computed exactly (there from 32 walks for each start)."
+    )
 
 
 def _each(values: np.ndarray) -> str:
