@@ -15,9 +15,6 @@ from rl.agents.optimisers import Adam
 from rl.types import Spec
 from rl.values import heads
 
-# The least --head_size that `rl.values.heads.make` takes.
-SMALLEST = {"two_hot": 2, "hl_gauss": 8, "c51": 2, "quantile": 1}
-
 
 def at_least_one(settings: Any, *names: str) -> None:
     """Raises ValueError, naming the flag, on a count below 1."""
@@ -66,13 +63,27 @@ def number(flag: str, text: str, *words: str) -> float:
     return value
 
 
-def head_size(settings: Any) -> None:
-    """Raises ValueError, naming the flag, on a size that the head cannot have."""
-    least = SMALLEST.get(settings.head)
-    if least is not None and settings.head_size < least:
+def head(settings: Any) -> None:
+    """Raises ValueError, naming the flag, on a sigma or a size that the head cannot have."""
+    gaussian = settings.head == "hl_gauss"
+    if gaussian and not 0.5 <= settings.head_sigma < math.inf:
         raise ValueError(
-            f"--head_size={settings.head_size}: --head={settings.head} needs at least {least} outputs"
+            f"--head_sigma={settings.head_sigma:g}: give a finite number of at least 0.5 bin widths, below which the "
+            f"labels of --head=hl_gauss are biased, or leave it out for {heads.SIGMA_RATIO}"
         )
+    least = smallest_head(settings.head, settings.head_sigma)
+    if least is not None and settings.head_size < least:
+        because = f" with --head_sigma={settings.head_sigma:g}" * gaussian
+        raise ValueError(
+            f"--head_size={settings.head_size}: --head={settings.head} needs at least {least} outputs{because}"
+        )
+
+
+def smallest_head(name: str, sigma: float) -> int | None:
+    """The least --head_size that `rl.values.heads.make` takes; None for a head that takes any."""
+    if name == "hl_gauss":  # it adds bins at either end, for all of its Gaussian
+        return 2 + 2 * math.ceil(4 * sigma)
+    return {"two_hot": 2, "c51": 2, "quantile": 1}.get(name)
 
 
 def head_of_values(settings: Any) -> None:

@@ -46,6 +46,7 @@ class Head:
     head_high: float = float("nan")  # upper end of a categorical head's support; nan: from the data
     head_start: float = float("nan")  # value that untrained networks are near; nan: the support's middle
     head_kappa: float = 1.0  # Huber threshold of a quantile head; keep it well below the range of values
+    head_sigma: float = heads.SIGMA_RATIO  # deviation of hl_gauss's Gaussian in bin widths; at least 0.5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,7 +185,7 @@ def value_head(settings: Any, bounds: tuple[float, float]) -> tuple[tuple[float,
     low = low if math.isnan(settings.head_low) else settings.head_low
     high = high if math.isnan(settings.head_high) else settings.head_high
     start = head_start(settings)
-    checks.head_size(settings)
+    checks.head(settings)
     if heads.has_support(settings.head) and not (math.isfinite(low) and math.isfinite(high)):
         raise ValueError(
             f"--head={settings.head} needs --head_low and --head_high, the smallest and largest value it must "
@@ -193,7 +194,8 @@ def value_head(settings: Any, bounds: tuple[float, float]) -> tuple[tuple[float,
     checks.support(settings, low, high)
     if start is not None and not low <= start <= high:
         raise ValueError(f"--head_start={start:g} lies outside the head's support, [{low:g}, {high:g}]")
-    return (low, high), heads.make(settings.head, low, high, settings.head_size, start, settings.head_kappa)
+    shape = settings.head_kappa, settings.head_sigma
+    return (low, high), heads.make(settings.head, low, high, settings.head_size, start, *shape)
 
 
 def head_start(settings: Head) -> float | None:
@@ -245,8 +247,9 @@ def run(
     flags.check(config)
     # Only where they are given: checkpoints from before these flags go on.
     head = {} if head_start(settings) is None else {"head_start": settings.head_start}
-    if settings.head_kappa != Head.head_kappa:
-        head["head_kappa"] = settings.head_kappa
+    for name in ("head_kappa", "head_sigma"):
+        if getattr(settings, name) != getattr(Head, name):
+            head[name] = getattr(settings, name)
     place = folder(settings, task, variant)
     chosen = {name: getattr(settings, name) for name in identity}
     return lifecycle.Run(
@@ -569,7 +572,13 @@ def note_unused_head(settings: Any) -> None:
     """Prints which flags of `Head` were chosen and do nothing with ``--head``."""
     sized = [name for name in heads.NAMES if name != "scalar"]
     bounded = [name for name in sized if name not in heads.UNBOUNDED]
-    of_heads = {"head_size": sized, "head_low": bounded, "head_high": bounded, "head_kappa": ["quantile"]}
+    of_heads = {
+        "head_size": sized,
+        "head_low": bounded,
+        "head_high": bounded,
+        "head_kappa": ["quantile"],
+        "head_sigma": ["hl_gauss"],
+    }
     for name, users in of_heads.items() if settings.head in heads.NAMES else ():
         # As text, since nan is not equal to itself
         if settings.head not in users and str(getattr(settings, name)) != str(getattr(Head, name)):

@@ -86,6 +86,16 @@ def head_kappa(settings: Any) -> float:
     return _of_head(settings, "head_kappa", settings.head_kappa, common.Head.head_kappa, why)
 
 
+def head_sigma(settings: Any) -> float:
+    """The deviation of hl_gauss's Gaussian: as the flag says or, where it is left alone, as the continued run had.
+
+    Raises:
+      ValueError: the flag says otherwise than that run.
+    """
+    why = "which decides the values that its outputs stand for"
+    return _of_head(settings, "head_sigma", settings.head_sigma, common.Head.head_sigma, why)
+
+
 def support(settings: Any) -> tuple[float, float] | None:
     """The values that a categorical head must represent: as the flags say, or as the run that is continued had.
 

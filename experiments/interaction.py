@@ -87,11 +87,11 @@ def check(settings: Settings) -> None:
 
 
 def check_head(settings: Settings, config: Any, spec: Spec) -> None:
-    """Raises ValueError, naming the flags, on a size that a head cannot have, or a support that is empty or missing.
+    """Raises ValueError, naming the flags, on a sigma or size that no head has, or a support that is empty or missing.
 
     The message says how far targets reach beyond what rewards give.
     """
-    checks.head_size(settings)
+    checks.head(settings)
     if not heads.has_support(settings.head):
         return
     if not (math.isnan(settings.head_low) or math.isnan(settings.head_high)):

@@ -176,9 +176,9 @@ def export(settings: Settings, config: Any, task: Task, state: State, folder: Pa
     if not shard.is_main():
         return
     state = state if task.base is None else adapters.merged(state)
-    head = HeadSettings(
-        settings.head, *task.support, settings.head_size, common.head_start(settings), settings.head_kappa
-    )
+    shape = settings.head_kappa, settings.head_sigma
+    start = common.head_start(settings)
+    head = HeadSettings(settings.head, *task.support, settings.head_size, start, *shape)
     about = {"log": settings.log or settings.environment, "updates": settings.updates}
     stop = task.words.stop
     exported.save(

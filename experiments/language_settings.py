@@ -89,7 +89,7 @@ class Settings(common.Head, common.Folder):
 def check(settings: Settings) -> None:
     """Raises ValueError, naming the flag, on settings that no run can have."""
     agent(settings.agent)
-    checks.head_size(settings)
+    checks.head(settings)
     heads.check_name(settings.head)
     checks.at_least_one(settings, "updates", "eval_every", "batch_size", "episodes")
     checks.at_least_one(settings, "program_seconds", "program_memory")

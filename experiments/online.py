@@ -105,7 +105,10 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
     checks.terminations(settings, config)
     start = init_from.head_start(settings)  # written down, for runs that go on with this one
     settings = dataclasses.replace(
-        settings, head_start=math.nan if start is None else start, head_kappa=init_from.head_kappa(settings)
+        settings,
+        head_start=math.nan if start is None else start,
+        head_kappa=init_from.head_kappa(settings),
+        head_sigma=init_from.head_sigma(settings),
     )
     before = init_from.updates(settings) if settings.init_from else 0
     checks.schedules(config, before + int(settings.steps * settings.utd))
@@ -247,6 +250,7 @@ def parts(settings: Settings, config: Any, spec: Spec) -> tuple[Learner, online.
         size=settings.head_size,
         start=init_from.head_start(settings),
         kappa=init_from.head_kappa(settings),
+        sigma_ratio=init_from.head_sigma(settings),
     )
     learner = common.learner(settings.agent, config, spec, head, settings.chunk, settings.replan_every)
     gamma, within = common.discounts(config)

@@ -19,7 +19,7 @@ from sweeps.scripts import SCRIPTS
 # Settings of how a run is scored, and those that its head, which a protocol names itself, may not read.
 _SCORING = (
     *("eval_every", "eval_episodes", "policy_estimates"),
-    *("head", "head_size", "head_low", "head_high", "head_start", "head_kappa"),
+    *("head", "head_size", "head_low", "head_high", "head_start", "head_kappa", "head_sigma"),
 )
 
 

@@ -233,6 +233,7 @@ def _population(
         size=settings["head_size"],
         start=_start(settings),
         kappa=settings.get("head_kappa", 1.0),
+        sigma_ratio=settings.get("head_sigma", heads.SIGMA_RATIO),
     )
     swept = {name: np.repeat(np.float32(values), settings["seeds"]) for name, values in sweep.items()}
     make = functools.partial(_learner, card, spec, head)

@@ -419,6 +419,8 @@ def _compare(path: Path, record: Mapping[str, Any], wanted: Mapping[str, Any], c
     card = dict(card)
     now = card.pop("versions", None)
     saved = record["card"].get("versions")
+    if now and saved and "cpu" not in saved:
+        now.pop("cpu", None)  # older cards do not say which processor it was
     if saved is not None and now is not None and saved != now:
         changed = "; ".join(differences(saved, now))
         warnings.warn(

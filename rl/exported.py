@@ -50,6 +50,7 @@ class HeadSettings(NamedTuple):
     size: int
     start: float | None = None
     kappa: float = 1.0
+    sigma_ratio: float = heads.SIGMA_RATIO
 
 
 class Exported(NamedTuple):

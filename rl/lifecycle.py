@@ -103,8 +103,8 @@ def folder(workdir: str, task: str, label: str) -> Path:
 def begin(run: Run, tree: Mapping[str, Any]) -> Start:
     """The newest checkpoint in the run's folder, or ``tree`` where there is none or the run overwrites.
 
-    Nothing is written or removed. A checkpoint that was saved under other versions or on another kind of device is
-    used, with a warning that names what changed.
+    Nothing is written or removed. A checkpoint that was saved under other versions, on another kind of device or on
+    another model of CPU is used, with a warning that names what changed.
 
     Args:
       run: the run.
@@ -171,9 +171,11 @@ def notes(run: Run, step: int) -> Any:
 
 
 def versions() -> dict[str, str]:
-    """What the last bits depend on: versions of Python and packages, and the kind of device."""
+    """What the last bits depend on: versions of Python and packages, and the kind of device; of a CPU, its model."""
     hardware = log.hardware()
-    return log.versions() | {name: str(hardware[name]) for name in ("backend", "device")}
+    # XLA compiles for the processor at hand, and JAX calls each of them "cpu".
+    names = ("backend", "device", *["cpu"] * (hardware["backend"] == "cpu"))
+    return log.versions() | {name: str(hardware[name]) for name in names}
 
 
 class Session:

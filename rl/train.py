@@ -266,7 +266,7 @@ def epochs(
     Args:
       epoch: as from `population`; compiled here, once, with its state donated.
       state: where to start; consumed.
-      dataset: device arrays, shared by all epochs.
+      dataset: arrays, shared by all epochs; those of NumPy are copied to the device once, before the first.
       keys: [S] keys of the run, not of the epoch.
       count: how many.
 
@@ -274,6 +274,8 @@ def epochs(
       Diverged: after an epoch in which a metric was not finite; says which, when, and for which seeds.
     """
     compiled = jax.jit(epoch, donate_argnums=0)
+    # Arrays of JAX stay as they are: `jax.device_put` refuses those that lie on the devices of several hosts.
+    dataset = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else jax.device_put(x), dataset)
     for remaining in range(count, 0, -1):
         if remaining == count:
             state, report = compiled(state, dataset, keys)

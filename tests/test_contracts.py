@@ -584,6 +584,15 @@ def test_the_guard_does_catch_transfers() -> None:
         jax.jit(runs.epoch, donate_argnums=0)(state, iql()[0].dataset, keys)
 
 
+def test_data_on_the_host_are_copied_to_the_device_once() -> None:
+    """An epoch would take them as they are, and copy all of them each time, which no result shows."""
+    runs, start, keys, _ = loop()
+    epochs = train.epochs(runs.epoch, jax.device_put(start), iql()[0].dataset, keys, 3)
+    next(epochs)  # starts two epochs, so that the third is left
+    with jax.transfer_guard_host_to_device("disallow_explicit"):
+        assert int(next(epochs)[0].step) == 2 * STEPS
+
+
 @pytest.mark.slow
 def test_a_metric_that_is_not_finite_stops_the_run_and_says_which_when_and_where() -> None:
     loaded, (runs, start, keys, _) = iql()[0], loop()

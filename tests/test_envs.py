@@ -436,6 +436,36 @@ def test_importing_the_package_is_cheap() -> None:
     assert not {"jax", "mujoco", "ogbench", "gymnasium_robotics", "torch"} & set(modules)
 
 
+# Who sets a variable of the environment, seen from where it is set: packages that are imported here do, too.
+SETTERS = """
+import contextlib, importlib, json, pkgutil, sys
+setters = set()
+
+def hear(event, arguments):
+    if event in ("os.putenv", "os.unsetenv"):
+        frame = sys._getframe(1)
+        while frame.f_globals["__name__"] in ("os", "collections.abc", "_collections_abc"):
+            frame = frame.f_back
+        setters.add(frame.f_globals["__name__"])
+
+sys.addaudithook(hear)
+import rl
+
+for module in pkgutil.walk_packages(rl.__path__, "rl."):
+    with contextlib.suppress(ImportError):  # of a package that is not here
+        importlib.import_module(module.name)
+print(json.dumps(sorted(setters)))
+"""
+
+
+@pytest.mark.slow
+def test_importing_any_of_it_sets_no_environment_variable() -> None:
+    """Variables choose devices, precision and renderers, of the importing program's other parts and children, too."""
+    setters = run_python(SETTERS)
+    assert setters, "the hook hears nothing"
+    assert not [name for name in setters if name.split(".")[0] == "rl"]
+
+
 def test_it_works_from_a_script_without_a_main_guard() -> None:
     """Worker processes started by multiprocessing would run this script again, and fail."""
     code = "from rl import envs; v = envs.vector('CartPole-v1', 2, 2); print(v.reset([0, 1]).shape[0]); v.close()"

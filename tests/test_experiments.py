@@ -586,6 +586,12 @@ def test_every_script_has_help(tmp_path: Path) -> None:
         *(({"agent": name}, "have none: run it with python -m experiments.goals") for name in agents.GOALS),
         ({"mesh_seed": 3}, "devices do not divide into seed=3.*--mesh_seed and --mesh_data whose product is"),
         ({"head": "c51", "head_size": 1}, "--head_size=1: --head=c51 needs at least 2 outputs"),
+        ({"head": "hl_gauss", "head_sigma": 0.0}, "--head_sigma=0: give a finite number of at least 0.5 bin"),
+        ({"head": "hl_gauss", "head_sigma": math.inf}, "--head_sigma=inf: give a finite number"),
+        (
+            {"head": "hl_gauss", "head_sigma": 2.0, "head_size": 17},
+            "needs at least 18 outputs with --head_sigma=2",
+        ),
         (
             {"head": "c51", "head_low": 5.0, "head_high": -5.0},
             "--head_low=5 and --head_high=-5: the support of --head=c51 needs a --head_low that is below",
@@ -779,11 +785,16 @@ def test_rollouts_in_a_model_have_no_next_actions_for_rebrac() -> None:
         agents.check_data("rebrac", rebrac.Config(critic_cloning=0.5), row)
 
 
-@pytest.mark.parametrize(("head", "smallest"), checks.SMALLEST.items())
-def test_the_smallest_head_is_that_of_the_library(head: str, smallest: int) -> None:
-    heads.make(head, 0.0, 1.0, size=smallest)
+@pytest.mark.parametrize(
+    ("head", "sigma", "least"),
+    [("two_hot", 0.75, 2), ("c51", 0.75, 2), ("quantile", 0.75, 1)]
+    + [("hl_gauss", sigma, least) for sigma, least in ((0.5, 6), (0.75, 8), (1.1, 12))],
+)
+def test_the_smallest_head_is_that_of_the_library(head: str, sigma: float, least: int) -> None:
+    assert checks.smallest_head(head, sigma) == least
+    heads.make(head, 0.0, 1.0, size=least, sigma_ratio=sigma)
     with pytest.raises(ValueError, match="size"):
-        heads.make(head, 0.0, 1.0, size=smallest - 1)
+        heads.make(head, 0.0, 1.0, size=least - 1, sigma_ratio=sigma)
 
 
 @pytest.mark.parametrize("episodes", [0, 2])
@@ -1140,15 +1151,21 @@ def test_a_head_starts_where_the_flag_says_and_the_run_is_known_by_it(tmp_path: 
     np.testing.assert_allclose(
         sharp.loss(0 * error, error), heads.quantile(sharp.size, 0.1).loss(0 * error, error)
     )
+    _, wide = common.value_head(dataclasses.replace(chosen, head_start=math.nan, head_sigma=2.0), bounds)
+    at = heads.scalar_target(wide, np.float32([-20.0]))
+    np.testing.assert_array_equal(
+        at, heads.scalar_target(heads.hl_gauss(*bounds, wide.size, 2.0), np.float32([-20.0]))
+    )
     for head in ("scalar", "quantile"):  # begin near 0 as they are: a sweep over heads may say so of all
         assert common.head_start(dataclasses.replace(chosen, head=head, head_start=0.0)) is None
 
-    def known(start: float, kappa: float = 1.0) -> Any:
-        run_settings = dataclasses.replace(chosen, head_start=start, head_kappa=kappa)
+    def known(start: float, **shape: float) -> Any:
+        run_settings = dataclasses.replace(chosen, head_start=start, **shape)
         return common.run(run_settings, config(), 1, task="t", identity=("head",), card={}).card["settings"]
 
     assert known(-2.0) == {"head": "hl_gauss", "head_start": -2.0} and known(math.nan) == {"head": "hl_gauss"}
-    assert known(math.nan, 0.1) == {"head": "hl_gauss", "head_kappa": 0.1}
+    assert known(math.nan, head_kappa=0.1) == {"head": "hl_gauss", "head_kappa": 0.1}
+    assert known(math.nan, head_sigma=2.0) == {"head": "hl_gauss", "head_sigma": 2.0}
 
 
 @pytest.fixture(scope="module")
@@ -1353,10 +1370,13 @@ def test_flags_that_change_nothing_are_named(capsys: pytest.CaptureFixture[str])
         {},
         {"head": "c51", "head_size": 5, "head_low": 0.0},
         {"head": "quantile", "head_kappa": 2.0},
+        {"head": "hl_gauss", "head_sigma": 2.0},
     ):
         common.note_unused_head(offline.Settings(**chosen))
     assert not capsys.readouterr().err
     common.note_unused_head(offline.Settings(head="quantile", head_high=1.0))
     assert "note: --head_high changes nothing with --head=quantile: it is of" in capsys.readouterr().err
+    common.note_unused_head(offline.Settings(head="c51", head_sigma=2.0))
+    assert "--head_sigma changes nothing with --head=c51: it is of hl_gauss" in capsys.readouterr().err
     common.note_unused_head(offline.Settings(head_size=5))
     assert "note: --head_size changes nothing with --head=scalar" in capsys.readouterr().err

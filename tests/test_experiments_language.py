@@ -198,6 +198,7 @@ def test_values_of_a_log_are_its_returns_rank_texts_steer_and_are_exported(
         agent="ilql",
         head="hl_gauss",
         head_start=0.9,  # exported with the values
+        head_sigma=1.0,
         updates=150,
         eval_every=150,
         batch_size=16,

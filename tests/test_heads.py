@@ -634,6 +634,10 @@ def test_make_knows_every_name(name: str) -> None:
     y = np.float32([-3.0, 0.5, 4.0])
     np.testing.assert_allclose(round_trip(name, head)(y), y, atol=1e-4)
     assert heads.check(head) is head and head.about.startswith(name)
+    wide = heads.make(
+        name, -3.0, 4.0, 33, sigma_ratio=2.0
+    )  # said where it is of the head, and not the default
+    assert (wide.about == f"{head.about}, sigma 2 bins") if name == "hl_gauss" else (wide.about == head.about)
     if heads.has_support(name):
         with pytest.raises(ValueError, match=f"{name} needs low and high"):
             heads.make(name)
@@ -710,6 +714,7 @@ def test_the_least_size(name: str, least: int) -> None:
     [
         (lambda: heads.hl_gauss(0, 1, sigma_ratio=0.49), "sigma_ratio 0.49"),
         (lambda: heads.hl_gauss(0, 1, sigma_ratio=np.nan, padding=3), "sigma_ratio nan"),
+        (lambda: heads.hl_gauss(0, 1, sigma_ratio=np.inf, padding=3), "sigma_ratio inf must be finite"),
         (lambda: heads.hl_gauss(0, 1, padding=-1), "padding >= 0"),
         (lambda: heads.hl_gauss(0, 1, size=20, padding=10), "raise its size"),
         (lambda: heads.quantile(11, kappa=0), "kappa > 0"),

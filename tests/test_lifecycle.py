@@ -541,6 +541,32 @@ def test_a_resume_under_other_versions_warns_once_and_goes_on(
     assert learn(run(tmp_path))["updates"] == 6  # it is now of these
 
 
+def test_another_model_of_cpu_is_warned_of_and_older_cards_do_not_name_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """JAX calls every processor "cpu", and XLA compiles for the one at hand: on the next the last bits may differ."""
+    machine = log.hardware() | {"backend": "cpu", "device": "cpu", "cpu": "AMD EPYC"}
+
+    def warned(total: int) -> list[str]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            learn(run(tmp_path, total))
+        return [str(one.message) for one in caught if "other versions" in str(one.message)]
+
+    monkeypatch.setattr(log, "hardware", lambda: machine)
+    assert not warned(1) and not warned(2)
+    machine["cpu"] = "Intel Xeon"
+    (message,) = warned(3)
+    assert message.endswith("differ: cpu: 'AMD EPYC' in the checkpoint, 'Intel Xeon' in this run")
+    (path,) = tmp_path.glob(f"{lifecycle.CHECKPOINTS}/3/card.json")
+    record = json.loads(path.read_text())
+    del record["card"]["versions"]["cpu"]
+    path.write_text(json.dumps(record))
+    assert not warned(4)
+    machine |= {"backend": "gpu", "device": "H100"}
+    assert "cpu" not in lifecycle.versions()
+
+
 def test_a_session_counts_time_over_interruptions(tmp_path: Path) -> None:
     start = lifecycle.Start({}, 0, 100.0, True, None)
     with lifecycle.session(run(tmp_path), start) as session:

@@ -935,6 +935,12 @@ def test_a_support_is_that_of_the_run_that_is_continued_however_many_there_were_
     )
     with pytest.raises(ValueError, match=r"with --head_kappa=0.1, .*: leave out --head_kappa=2"):
         init_from.head_kappa(dataclasses.replace(sharp, head_kappa=2.0))
+    wide = dataclasses.replace(
+        chosen, init_from=card("wide", settings={"head": "hl_gauss", "head_sigma": 2.0})
+    )
+    assert init_from.head_sigma(chosen) == 0.75 and init_from.head_sigma(wide) == 2.0
+    with pytest.raises(ValueError, match=r"with --head_sigma=2, .*: leave out --head_sigma=1"):
+        init_from.head_sigma(dataclasses.replace(wide, head_sigma=1.0))
 
 
 def test_a_support_of_a_log_without_ends_is_told_where_episodes_may_end() -> None:

@@ -233,7 +233,8 @@ def test_published_numbers_do_not_stand_beside_runs_of_other_settings(tmp_path: 
         "eval_every": {"value": 1000},
         "agent.expectile": {"values": [0.7, 0.9]},
         "batch_size": {"values": [256, 32]},
-        "head_size": {"value": 51},  # which a scalar head does not read
+        "head_size": {"value": 51},
+        "head_sigma": {"value": 1.0},  # which a scalar head does not read
     }
     parts = report_runs.read(layout.load(board(tmp_path, parameters=own), {}))
     of = lambda score: [

@@ -802,7 +802,8 @@ def test_a_folder_is_named_by_what_is_trained_there(tmp_path: Path) -> None:
     written = ({"eval_every": 2000, "agent.hidden": "8,8"}, {"eval_every": 2e3, "agent.hidden": [8, 8]})
     assert len({place(agent="iql", dataset="/data/a.hdf5", **fixed) for fixed in written}) == 1
     others = [place(agent="iql", dataset="/data/a.hdf5", seed=1), place(agent="iql", dataset="/other/a.hdf5")]
-    assert len({one, *others}) == 3
+    others += [place(agent="iql", dataset="/data/a.hdf5", head_sigma=sigma) for sigma in (0.5, 2.0)]
+    assert len({one, *others}) == 5
 
 
 def test_two_runs_that_would_share_a_folder_are_refused(tmp_path: Path) -> None:

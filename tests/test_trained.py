@@ -47,6 +47,7 @@ def test_an_offline_run_of_a_sweep_in_chunks_acts_again_as_it_did(tmp_path: Path
         dataset="synthetic-continuous",
         environment=POINT_MASS,
         head="hl_gauss",
+        head_sigma=2.0,  # candidates are chosen by values, which depend on it
         normalize_observations=True,
         chunk=2,
         updates=4,

@@ -31,6 +31,7 @@ from rl.values.losses import huber
 
 NAMES = ("scalar", "two_hot", "hl_gauss", "c51", "quantile")
 UNBOUNDED = ("scalar", "quantile")  # those whose outputs are values, which have no support
+SIGMA_RATIO = 0.75  # of `hl_gauss`, standard deviation to bin width, as in its paper
 
 _BLOCK = 8  # atoms of one step of a loop over them
 # (reward [...], discount [...], next outputs [..., K]) -> [...] or a target
@@ -69,6 +70,7 @@ def make(
     size: int = 101,
     start: float | None = None,
     kappa: float = 1.0,
+    sigma_ratio: float = SIGMA_RATIO,
 ) -> ValueHead:
     """The head called ``name``: one of `NAMES`, or ``module.function`` for one of your own.
 
@@ -80,10 +82,11 @@ def make(
       size: outputs ``K`` of every head but `scalar`.
       start: about what outputs of 0 stand for in a categorical head (`starting_at`); None: the support's middle.
       kappa: of `quantile`, the error from which its loss is linear; other heads have none and ignore it.
+      sigma_ratio: of `hl_gauss`, the Gaussian's standard deviation in bin widths, at least 0.5; other heads ignore it.
 
     Raises:
       ValueError: on an unknown name, a size too small, a support that is missing, empty, not finite or too
-        narrow for float32, or a start outside it or of a head without one.
+        narrow for float32, a start outside it or of a head without one, or a kappa or sigma_ratio out of range.
       ImportError: there is no module of your own by that name.
     """
     if has_support(name) and (low is None or high is None):
@@ -95,23 +98,31 @@ def make(
     makers = {
         "scalar": lambda: scalar(),
         "two_hot": lambda: two_hot(*ends, size),
-        "hl_gauss": lambda: hl_gauss(*ends, size),
+        "hl_gauss": lambda: hl_gauss(*ends, size, sigma_ratio),
         "c51": lambda: c51(*ends, size),
         "quantile": lambda: quantile(size, kappa),
     }
     head = makers[name]() if name in makers else check(_own(name)(*ends, size))
-    head = head._replace(about=_in_words(name, head.size, low, high, start, kappa))
+    head = head._replace(about=_in_words(name, head.size, low, high, start, kappa, sigma_ratio))
     return head if start is None else starting_at(head, start)
 
 
 def _in_words(
-    name: str, size: int, low: float | None, high: float | None, start: float | None, kappa: float
+    name: str,
+    size: int,
+    low: float | None,
+    high: float | None,
+    start: float | None,
+    kappa: float,
+    sigma_ratio: float,
 ) -> str:
     details = [name, f"{size} outputs"]
     if has_support(name):
         details.append(f"{low:g} to {high:g}")
     if name == "quantile":
         details.append(f"kappa {kappa:g}")
+    if name == "hl_gauss" and sigma_ratio != SIGMA_RATIO:
+        details.append(f"sigma {sigma_ratio:g} bins")
     if start is not None:
         details.append(f"starting at {start:g}")
     return ", ".join(details)
@@ -331,7 +342,7 @@ def two_hot(low: float, high: float, size: int = 101) -> ValueHead:
 
 
 def hl_gauss(
-    low: float, high: float, size: int = 101, sigma_ratio: float = 0.75, padding: int | None = None
+    low: float, high: float, size: int = 101, sigma_ratio: float = SIGMA_RATIO, padding: int | None = None
 ) -> ValueHead:
     """Softmax over ``size`` bins, trained on the histogram of a Gaussian around the target.
 
@@ -348,12 +359,13 @@ def hl_gauss(
     ``sigma_ratio``, 1.5e-4 of it above that and 2.4e-3 bins below, plus float32 rounding of the value.
 
     Raises:
-      ValueError: for a support that `two_hot` would refuse, a negative ``padding``, or
-        ``sigma_ratio`` under one half, where the label no longer keeps its mean (off by 0.09 bins at 0.25).
+      ValueError: for a support that `two_hot` would refuse, a negative ``padding``, or a ``sigma_ratio`` that is
+        infinite, or under one half, where the label no longer keeps its mean (off by 0.09 bins at 0.25).
     """
-    if not sigma_ratio >= 0.5:
+    if not 0.5 <= sigma_ratio < math.inf:
         raise ValueError(
-            f"sigma_ratio {sigma_ratio} is under 0.5 bin widths: labels would be biased; use 0.75"
+            f"sigma_ratio {sigma_ratio} must be finite and at least 0.5 bin widths, below which labels are biased; "
+            f"use {SIGMA_RATIO}"
         )
     padding = math.ceil(4 * sigma_ratio) if padding is None else padding
     if padding < 0:
