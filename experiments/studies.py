@@ -135,19 +135,42 @@ def stored(settings: Any, names: Sequence[str], words: Collection[str] = ()) -> 
       words: settings that are text and choose no rows.
 
     Raises:
+      ValueError: as in `stored_results`.
+    """
+    results = stored_results(settings, words)
+    rows = {}
+    for result in results:
+        for row in result["rows"]:
+            rows[tuple(row[name] for name in names)] = {"provenance": provenance(result), **row}
+    return Stored(rows, results)
+
+
+def stored_results(
+    settings: Any, words: Collection[str] = (), choosing: Collection[str] = ()
+) -> list[dict[str, Any]]:
+    """The results in the folders that ``settings.stored`` lists.
+
+    Args:
+      settings: of the study, a `RowSettings`.
+      words: settings that are text and do not choose what is trained.
+      choosing: settings that are numbers and do.
+
+    Raises:
       ValueError: a folder without a result, or one whose numbers were other settings of this study.
     """
     folders = [Path(folder) for folder in settings.stored.split(",") if folder]
     if missing := [str(folder) for folder in folders if not (folder / log.RESULT).is_file()]:
         raise ValueError(f"--stored: there is no {log.RESULT} in {', '.join(missing)}")
     results = [load(folder / log.RESULT) for folder in folders]
-    rows = {}
     for folder, result in zip(folders, results, strict=True):
-        _check_comparable(settings, folder, result["settings"], words)
-        provenance = {name: result[name] for name in ("command", "commit", "versions", "hardware")}
-        for row in result["rows"]:
-            rows[tuple(row[name] for name in names)] = {"provenance": provenance, **row}
-    return Stored(rows, results)
+        before = {name: value for name, value in result["settings"].items() if name not in choosing}
+        _check_comparable(settings, folder, before, words)
+    return results
+
+
+def provenance(result: Mapping[str, Any]) -> dict[str, Any]:
+    """What made a result."""
+    return {name: result[name] for name in ("command", "commit", "versions", "hardware")}
 
 
 def _check_comparable(
