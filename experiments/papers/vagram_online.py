@@ -13,8 +13,8 @@ environment steps. What is compared:
 - losses: *mle* is MBPO, *mse* is VaGraM with all weights 1, *vagram*, and two controls. *anisotropic* gives VaGraM's
   weights to other dimensions, by one random permutation for each seed, and tells what a value knows from what uneven
   weights do. *standardised* divides squared errors by the variance of each dimension, asks no value, and tells what a
-  value knows from what a choice of units does. VaGraM's weights have mean 1 in each batch, so that no loss has a larger step than another, and
-  are of critics as they are at each retraining.
+  value knows from what a choice of units does. VaGraM's weights have mean 1 in each batch, so that no loss has a larger
+  step than another, and are of critics as they are at each retraining.
 - alone: *sac* makes one update per environment step; *sac, as many updates* as many as with a model.
 
 Distractors reach 20, where what the task needs is about 1, and nobody scales them for the agent, as in the paper's
@@ -27,11 +27,11 @@ at the return of random actions and 100 at that of a good policy. What is claime
 all evaluations of a run: how good the agent was while it learned, which is what a model is for. *Last* is the mean of
 the last quarter of them.
 
-Hours of one core at the default sizes without *standardised*, all seeds in one program: pendulum 1.9, of which 1.0 for models of 4x200, and
-cart-pole 2.6, of which 1.4 (AMD EPYC, extrapolated from single runs); Hopper 3 (Intel Xeon, beside other work). In
-20,000 steps of Hopper no run scored above 15, too little to tell runs apart; hence 50,000, with as many more fits. Runs
-with models of 4x200 come last, and the report is written after every run. A command that is killed loses at most a
-quarter of the run that it was training, and the same command goes on.
+Hours of one core at the default sizes, all seeds in one program, without *standardised*, which adds a quarter: pendulum
+1.9, of which 1.0 for models of 4x200, and cart-pole 2.6, of which 1.4 (AMD EPYC, extrapolated from single runs); Hopper
+3 (Intel Xeon, beside other work). In 20,000 steps of Hopper no run scored above 15, too little to tell runs apart;
+hence 50,000, with as many more fits. Runs with models of 4x200 come last, and the report is written after every run. A
+command that is killed loses at most a quarter of the run that it was training, and the same command goes on.
 """
 
 from __future__ import annotations
