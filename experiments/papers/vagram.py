@@ -121,8 +121,7 @@ def run(settings: Settings) -> dict[str, Any]:
     seconds = finished.seconds + sum({one["wall_seconds"] for one in earlier})
     outcomes = {"wall_seconds": seconds, **outcomes}
     if earlier:
-        taken = {name: {"provenance": before[name].provenance} for name in before}
-        outcomes["rows"] = [{"name": name, **taken.get(name, {})} for name in work]
+        outcomes["rows"] = studies.named(work, {name: one.provenance for name, one in before.items()})
     result = studies.finish(settings, outcomes, report, claims)
     if "pendulum" in result:
         studies.write_blocks(Path(settings.out) / POINTS, points(result))
@@ -147,8 +146,7 @@ def held(result: Mapping[str, Any], name: str) -> Held | None:
         outcome = outcome[step]
     if path[0] == "pendulum" and len(path) == 2:  # the world itself; its models have names of their own
         outcome = {"known": outcome["known"]}
-    made = {row["name"]: row.get("provenance") for row in result.get("rows", ())}
-    return Held(outcome, made.get(name) or studies.provenance(result))
+    return Held(outcome, studies.provenance(result, name))
 
 
 # ---- reports -------------------------------------------------------------------------------------------------------
