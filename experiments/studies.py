@@ -135,19 +135,50 @@ def stored(settings: Any, names: Sequence[str], words: Collection[str] = ()) -> 
       words: settings that are text and choose no rows.
 
     Raises:
+      ValueError: as in `stored_results`.
+    """
+    results = stored_results(settings, words)
+    rows = {}
+    for result in results:
+        for row in result["rows"]:
+            rows[tuple(row[name] for name in names)] = {"provenance": provenance(result), **row}
+    return Stored(rows, results)
+
+
+def stored_results(
+    settings: Any, words: Collection[str] = (), choosing: Collection[str] = ()
+) -> list[dict[str, Any]]:
+    """The results in the folders that ``settings.stored`` lists.
+
+    Args:
+      settings: of the study, a `RowSettings`.
+      words: settings that are text and do not choose what is trained.
+      choosing: settings that are numbers and do.
+
+    Raises:
       ValueError: a folder without a result, or one whose numbers were other settings of this study.
     """
     folders = [Path(folder) for folder in settings.stored.split(",") if folder]
     if missing := [str(folder) for folder in folders if not (folder / log.RESULT).is_file()]:
         raise ValueError(f"--stored: there is no {log.RESULT} in {', '.join(missing)}")
     results = [load(folder / log.RESULT) for folder in folders]
-    rows = {}
     for folder, result in zip(folders, results, strict=True):
-        _check_comparable(settings, folder, result["settings"], words)
-        provenance = {name: result[name] for name in ("command", "commit", "versions", "hardware")}
-        for row in result["rows"]:
-            rows[tuple(row[name] for name in names)] = {"provenance": provenance, **row}
-    return Stored(rows, results)
+        before = {name: value for name, value in result["settings"].items() if name not in choosing}
+        _check_comparable(settings, folder, before, words)
+    return results
+
+
+def provenance(result: Mapping[str, Any], name: str = "") -> dict[str, Any]:
+    """What made a result, or the outcome of this ``name`` in it, which `named` tells."""
+    for row in result.get("rows", ()):
+        if name and row["name"] == name and "provenance" in row:
+            return dict(row["provenance"])
+    return {field: result[field] for field in ("command", "commit", "versions", "hardware")}
+
+
+def named(names: Iterable[str], taken: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of a result that is no table: the names of its outcomes, with what made those that were ``taken``."""
+    return [{"name": name, **({"provenance": taken[name]} if name in taken else {})} for name in names]
 
 
 def _check_comparable(
@@ -245,17 +276,22 @@ def origin(result: Mapping[str, Any]) -> str:
     """What made a result of `train_rows`, what of it was made by other commands, and what is not yet, in sentences."""
     cores, hours = result["hardware"]["cores"], result["wall_seconds"] / 3600
     text = f"`{result['command']}`, {cores} core{'s' * (cores > 1)}, {hours:.1f} hours of training."
-    rows = [row["provenance"] for row in result["rows"] if "provenance" in row]
-    origins = [
-        (x["command"], short(x["commit"]) if x["commit"] else "no checkout", x["hardware"]["cpu"])
-        for x in rows
-    ]
-    for one in dict.fromkeys(origins):
-        text += f" {origins.count(one)} of {len(result['rows'])} rows are of `{one[0]}` ({one[1]}, {one[2]})."
+    text = " ".join([text, *origins(result["rows"])])
     if unfinished := result.get("unfinished"):
         planned = len(unfinished) + len(result["rows"])
         text += f" **Not finished**: {len(unfinished)} of {planned} rows, listed at the end (the same command goes on)."
     return text
+
+
+def origins(rows: Sequence[Mapping[str, Any]], what: str = "rows") -> Iterator[str]:
+    """A sentence on each other command that made some of the rows."""
+    made = [row["provenance"] for row in rows if "provenance" in row]
+    others = [
+        (x["command"], short(x["commit"]) if x["commit"] else "no checkout", x["hardware"]["cpu"])
+        for x in made
+    ]
+    for one in dict.fromkeys(others):
+        yield f"{others.count(one)} of {len(rows)} {what} are of `{one[0]}` ({one[1]}, {one[2]})."
 
 
 def recall(settings: Any, variants: Mapping[str, Variant]) -> Finished:

@@ -10,10 +10,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import linear_reference as reference
 import numpy as np
 import pytest
 
+from experiments.papers import r2pvi_reference as reference
 from rl.agents import drpvi, linear, pevi, r2pvi
 from rl.envs import american_put, linear_mdp
 from rl.replay import linear as replay

@@ -30,21 +30,21 @@ def test_the_story_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(paper, "STORY", story)
     monkeypatch.setitem(paper.PARTS, "story", list(story.values()))
     result = paper.run(dataclasses.replace(TINY, workdir=str(tmp_path / "runs"), out=str(tmp_path)))
-    assert [row["name"] for row in result["variants"]] == ["N = 2, k = 10, oracle (edge)"]
-    assert np.shape(result["variants"][0]["return"]) == (2,)
+    assert [row["name"] for row in result["rows"]] == ["N = 2, k = 10, oracle (edge)"]
+    assert np.shape(result["rows"][0]["return"]) == (2,)
     written = json.loads((tmp_path / "result.json").read_text())
     assert written["claims"] == result["claims"] and len(result["claims"]) == 1
     assert {"story.png", "landscape.png", "README.md"} <= {path.name for path in tmp_path.iterdir()}
     monkeypatch.setattr(paper.train, "epochs", lambda *_: pytest.fail("a finished variant was trained again"))
     again = paper.run(dataclasses.replace(TINY, workdir=str(tmp_path / "runs"), out=str(tmp_path / "again")))
-    np.testing.assert_equal(again["variants"], result["variants"])
+    np.testing.assert_equal(again["rows"], result["rows"])
     lines = (tmp_path / "README.md").read_text().splitlines()
     assert sum(line.startswith("| N = ") for line in lines) == 1
 
 
 def test_variants_of_several_parts_are_trained_once() -> None:
     every = paper.chosen(paper.Settings(parts=",".join(paper.PARTS)))
-    assert len(every) == len(set(every)) == 5 + (5 - 2) + (5 - 2) + (12 - 2) + (6 - 2) + (6 - 2) + (5 - 2)
+    assert len(every) == len(set(every)) == 5 + (5 - 2) + (5 - 2) + (12 - 2) + (6 - 2) + (8 - 2) + (5 - 2)
     assert paper.describe(paper.Variant(20, 10, 0.1, "hl_gauss")) == "N = 20, k = 10, eta = 0.1, hl_gauss"
     assert (
         paper.describe(paper.Variant(head="two_hot", support=10.0)) == "N = 2, k = 10, two_hot, support x 10"
@@ -80,7 +80,7 @@ def test_initial_weights_are_those_of_the_start_asked_for() -> None:
 
 def rows(**variants: dict[str, Any]) -> dict[str, Any]:
     named = {"base": paper.BASE, "ravl": paper.RAVL}
-    return {"variants": [{"name": paper.describe(named[name]), **row} for name, row in variants.items()]}
+    return {"rows": [{"name": paper.describe(named[name]), **row} for name, row in variants.items()]}
 
 
 def test_a_prediction_holds_if_it_does_in_every_seed_at_the_end() -> None:
@@ -103,8 +103,12 @@ def test_the_stored_runs_say_that_two_critics_run_away_and_twenty_do_not() -> No
     stored = studies.load(STORED / log.RESULT)
     assert stored["claims"] == studies.judged(paper.claims(stored))
     verdicts = {row["claim"]: row["verdict"] for row in stored["claims"]}
-    open_question = verdicts.pop("the oracle at the edge of reach repairs it, in every seed")
-    assert open_question == "does not hold" and set(verdicts.values()) == {"holds"} and len(verdicts) == 5
+    for claim in (
+        "the oracle at the edge of reach repairs it, in every seed",
+        "with initial weights as RAVL's code has them: RAVL works: return above 35, in every seed",
+    ):
+        assert verdicts.pop(claim) == "does not hold"
+    assert set(verdicts.values()) == {"holds"} and len(verdicts) == 6
     corrections = studies.load(STORED / "corrections" / log.RESULT)
     assert corrections["claims"] == studies.judged(paper.claims(corrections))
     verdicts = {row["claim"]: row["verdict"] for row in corrections["claims"]}
@@ -114,6 +118,36 @@ def test_the_stored_runs_say_that_two_critics_run_away_and_twenty_do_not() -> No
     support = studies.load(STORED / "support" / log.RESULT)
     assert support["claims"] == studies.judged(paper.claims(support))
     assert [row["verdict"] for row in support["claims"]] == ["holds", "holds"]
+
+
+def test_rows_of_other_commands_are_not_trained_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stored result goes on with the rows that it lacks, and keeps the figures that need curves."""
+    trained = []
+
+    def train_variant(settings: paper.Settings, variant: paper.Variant, work: studies.Work) -> dict[str, Any]:
+        trained.append(paper.describe(variant))
+        names = ("return", "q", "edge_share", "edge_q", "elsewhere_q")
+        return {"metrics": {name: np.full((2, 5), 36.0) for name in names}, "landscape": np.zeros((81, 81))}
+
+    monkeypatch.setattr(paper, "train_variant", train_variant)
+    monkeypatch.setattr(studies, "digest", lambda name, variant: name)
+    settings = paper.Settings(
+        parts="story,k,N,ablation,start",
+        stored=str(STORED),
+        workdir=str(tmp_path / "runs"),
+        out=str(tmp_path),
+    )
+    studies.check_kept(dataclasses.replace(settings, out=str(STORED)), paper.Settings())
+    result = paper.run(settings)
+    assert trained == ["N = 2, k = 10, library start, hl_gauss", "N = 2, k = 10, transposed start, hl_gauss"]
+    assert len(result["rows"]) == 27 and len([row for row in result["rows"] if "provenance" in row]) == 25
+    before = studies.load(STORED / log.RESULT)
+    np.testing.assert_equal(result["rows"][0]["return"], before["rows"][0]["return"])
+    assert len(result["claims"]) == len(before["claims"]) + 2
+    assert "25 of 27 rows are of `python -m" in (tmp_path / "README.md").read_text()
+    assert {path.name for path in tmp_path.glob("*.png")} == {"sweep_k.png", "sweep_N.png"}
 
 
 def patched_batch(patch: str, inner: float = 1.0) -> tuple[Transition, Transition]:

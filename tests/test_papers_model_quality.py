@@ -58,6 +58,14 @@ def row(method: str, world: float, returns: list[float], q: list[float]) -> dict
     return {"method": method, "world": world, "return": np.array(returns), "q": np.array(q), "limit": limit}
 
 
+def test_the_correlation_with_mopos_penalty_stands_beside_the_published() -> None:
+    learned = row("ravl", 0, [1, 2], [1, 2]) | {"spread_aleatoric": np.array([0.4, 0.1])}
+    (claim,) = studies.judged(paper.claims({"rows": [learned]}))
+    assert claim["verdict"] == studies.HOLDS and "0.49 (hopper-medium-replay), 0.43" in claim["published"]
+    none = learned | {"spread_aleatoric": np.array([0.4, -0.1])}
+    assert studies.judged(paper.claims({"rows": [none]}))[0]["verdict"] == studies.FAILS
+
+
 def verdicts(*rows: dict[str, Any]) -> list[str]:
     return [row["verdict"] for row in studies.judged(paper.claims({"rows": rows}))]
 

@@ -2,12 +2,14 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments import studies
 from experiments.papers import stop_regressing as study
 from rl.envs import tabular
 from rl.values import heads
@@ -47,7 +49,7 @@ def fewer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two heads, and of everything else as little as a study can have."""
     for name, value in {
         "NAMES": ("scalar", "hl_gauss"), "NOISES": (0.0, 1.0), "STICKY": {"sticky": 0.25}, "BIN_COUNTS": (31,),
-        "WIDTHS": (0.75,), "RATES": (1e-3, 3e-3), "PHASES": (0.0, 8.0), "TAIL": 20,
+        "WIDTHS": (0.75,), "RATES": (1e-3, 3e-3), "PHASES": (0.0, 8.0), "TAIL": 20, "OFFSET_STEPS": 50,
     }.items():  # fmt: skip
         monkeypatch.setattr(study, name, value)
 
@@ -57,14 +59,14 @@ def test_the_study(tmp_path, fewer) -> None:
     tiny = dataclasses.replace(SMALL, phase_steps=20, logged=100, updates=10, hidden=8)
     result = study.run(dataclasses.replace(tiny, out=str(tmp_path / "new")))
     for name in ("scalar", "hl_gauss"):
-        assert len(result["plasticity"][name]["phases"]) == 2
+        assert len(result["plasticity"][name]["phases"]) == len(result["fresh"][name]["phases"]) == 2
         assert result["rates"][name]["rate"] in (1e-3, 3e-3)
     stored = json.loads((tmp_path / "new" / "result.json").read_text())
     assert stored["noise"]["sticky, eta 0"]["scalar"]["error"]["each"] == list(
         result["noise"]["sticky, eta 0"]["scalar"]["error"]["each"]
     )
     text = (tmp_path / "new" / "README.md").read_text()
-    assert "| hl_gauss |" in text and "## Sticky, eta 1" in text
+    assert "| hl_gauss |" in text and "## Sticky, eta 1" in text and "## The same without history" in text
     assert {path.name for path in (tmp_path / "new").glob("*.png")} == {
         "plasticity.png", "sticky_error.png", "sticky_return.png"
     }  # fmt: skip
@@ -78,6 +80,46 @@ def test_its_heads_learn(tmp_path, fewer) -> None:
         first, second = (x["mean"] for x in result["plasticity"][name]["phases"])
         assert first < 0.6 and second < 8.0  # from 0.5, if the offset is all it learns, and 64
         assert result["noise"]["sticky, eta 0"][name]["error"]["mean"] < 0.4  # from above 0.7, if it says 0
+
+
+def test_without_history_a_phase_has_a_new_network_that_knows_the_offset_before(fewer, monkeypatch) -> None:
+    """Its first phase needs no jump, and its errors in the second are those of a jump alone."""
+    monkeypatch.setattr(study, "OFFSET_STEPS", 200)
+    settings = study.Settings(seeds=2, phase_steps=40)
+    work = studies.Work(Path("nowhere"), lambda steps: None)
+    history, fresh = (study.plasticity(settings, "scalar", x, work)["curve"] for x in (True, False))
+    assert history.shape == fresh.shape == (40, 2)
+    np.testing.assert_allclose(
+        fresh[0], 0.5, atol=0.2
+    )  # the variance of a sine, about an offset of 0 that it knows
+    for curve in (history, fresh):  # both have a jump of 8 to make
+        np.testing.assert_allclose(curve[20], 64.0, atol=8)
+    assert not np.allclose(history[20:], fresh[20:])
+
+
+def test_a_history_costs_what_the_errors_say() -> None:
+    """Scalars lose what they could, HL-Gauss does not."""
+    row = lambda *each: {"phases": [{"each": np.array(each)}]}
+    phases = {"scalar": row(0.2, 0.21, 0.19), "hl_gauss": row(0.01, 0.011, 0.009)}
+    fresh = {"scalar": row(0.02, 0.02, 0.02), "hl_gauss": row(0.01, 0.01, 0.01)}
+    result = {
+        "plasticity": phases | {"two_hot": phases["scalar"]},
+        "fresh": fresh | {"two_hot": fresh["scalar"]},
+    }
+    verdicts = {claim["claim"]: claim["verdict"] for claim in studies.judged(study.claims(result))}
+    worse = "targets that jump: {} fits the last phase worse with a history than without (log of the ratio)"
+    assert verdicts[worse.format("scalar")] == "holds" and verdicts[worse.format("hl_gauss")] == studies.OPEN
+    assert (
+        verdicts["targets that jump: a history costs a scalar more than HL-Gauss (difference of these logs)"]
+        == "holds"
+    )
+    del result["fresh"]
+    assert not any("history" in claim.claim for claim in study.claims(result))
+
+
+def test_an_unknown_part_is_refused() -> None:
+    with pytest.raises(ValueError, match="--parts: toys is none of plasticity, noise, widths, rates"):
+        study.run(study.Settings(parts="toys"))
 
 
 def test_one_seed_is_refused() -> None:

@@ -198,6 +198,7 @@ def rows() -> dict[str, Any]:
                 "vagram": -400,
                 "taylor": -900,
                 "vaml": -1200,
+                "standardised": -650,
                 "anisotropic": -1300,
             }.items()
         },
@@ -269,12 +270,16 @@ def test_each_claim_holds_of_what_it_says_and_fails_of_what_it_denies(
     [
         ({"vagram": -340, "anisotropic": -1400, "mse": -1800}, "uneven weights alone gain something"),
         (
-            {"vagram": -340, "anisotropic": -1900, "mse": -1800},
-            "its weights given to random dimensions do not",
+            {"vagram": -340, "anisotropic": -2200, "mse": -1800},
+            "given to random dimensions; its weights given to random dimensions are worse than plain errors",
+        ),
+        (
+            {"vagram": -340, "anisotropic": np.array([-1700.0, -1900]), "mse": -1800},
+            "given to random dimensions; whether its weights given to random dimensions gain anything",
         ),
         (
             {"vagram": -340, "anisotropic": -1900, "standardised": -700, "mse": -1800},
-            "gains by what the value knows",
+            "gains by what the value knows, more than squared errors over",
         ),
         (
             {"vagram": -340, "anisotropic": -1900, "standardised": np.array([-300.0, -390]), "mse": -1800},
@@ -333,6 +338,70 @@ def test_the_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert drawn == {
         "returns.png", "value_error.png", "landscape.png", "changing.png", "toy.png", "heads.png"
     }  # fmt: skip
+
+
+def test_what_other_commands_trained_is_taken_with_where_it_is_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained = []
+
+    def part(settings: study.Settings, *of: Any) -> dict[str, Any]:
+        *name, _ = of
+        trained.append(name)
+        return {
+            "return": np.arange(6.0).reshape(3, 2),
+            "bias": np.ones((3, 2)),
+            "spread": np.ones((3, 2)),
+            "task_error": np.ones((3, 2)),
+        }
+
+    monkeypatch.setattr(parts, "changing", part)
+    monkeypatch.setattr(studies, "digest", lambda name, variant: name)
+    monkeypatch.setattr(study, "draw", lambda *_: None)
+    settings = study.Settings(parts="changing", losses="mse,vagram", seeds=2, out=str(tmp_path / "first"))
+    study.run(settings)
+    assert trained == [["mse"], ["vagram"], [parts.TRUE]]
+    trained.clear()
+    more = study.Settings(
+        parts="changing", losses="mse,standardised,vagram", seeds=2, widths=(8,), stored=str(tmp_path / "first"),
+        out=str(tmp_path / "second"),
+    )  # fmt: skip
+    result = study.run(more)
+    assert trained == [["standardised"]]
+    assert list(result["changing"]) == ["mse", "standardised", "vagram", parts.TRUE]
+    assert [row["name"] for row in result["rows"] if "provenance" not in row] == ["changing, standardised"]
+    assert "3 of 4 rows are of `" in (tmp_path / "second" / studies.REPORT).read_text()
+    assert any("vagram than by standardised" in claim["claim"] for claim in result["claims"])
+    # Joined again, everything keeps where it is from.
+    third = study.run(
+        study.Settings(**{**vars(more), "stored": str(tmp_path / "second"), "out": str(tmp_path / "third")})
+    )
+    assert len(trained) == 1 and all("provenance" in row for row in third["rows"])
+    with pytest.raises(ValueError, match="was made with --seeds=2, and this command has 5"):
+        study.run(study.Settings(**{**vars(more), "seeds": 5}))
+
+
+def test_the_stored_results_lack_no_more_than_the_control_for_units() -> None:
+    """Worlds, parts and losses are found under the names by which they are trained."""
+    folder = Path(study.__file__).parents[2] / "results/papers/vagram"
+    result, more = (studies.load(place / log.RESULT) for place in (folder, folder / "standardised"))
+    assert set(study.held(result, "pendulum, 16 distractors").outcome) == {"known"}
+    for name in (
+        "pendulum, 16 of noise, 8, mse",
+        "landscape",
+        "changing, true model",
+        "toy, mle",
+        "heads, 4, c51",
+    ):
+        assert study.held(result, name).provenance["commit"] == result["commit"]
+    assert (
+        study.held(result, "changing, standardised")
+        is None
+        is study.held(result, "pendulum, 16 distractors, 8, standardised")
+    )
+    assert (
+        study.held(more, "pendulum, 16 distractors, 8, standardised").provenance["commit"] == more["commit"]
+    )
 
 
 @pytest.mark.parametrize(

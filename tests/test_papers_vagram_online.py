@@ -62,8 +62,8 @@ def test_the_whole_study_without_training(
     result: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All runs are planned, trained once each, scored, judged and reported; one that diverges keeps its last score."""
-    # With three kinds, three models and four losses, and two without a model; Hopper with two kinds and one model.
-    assert len(TRAINED) == 3 * (3 * 4 + 2) + 2 * (4 + 2) == result["planned"]
+    # With three kinds, three models and five losses, and two without a model; Hopper with two kinds and one model.
+    assert len(TRAINED) == 3 * (3 * 5 + 2) + 2 * (5 + 2) == result["planned"]
     rows = paper.table(result)
     alone = rows[paper.Run("pendulum", "none", "-", "sac, as many updates")]
     np.testing.assert_allclose(alone["area"]["each"], 45 + np.arange(5))
@@ -74,8 +74,8 @@ def test_the_whole_study_without_training(
     assert "| 2x16 | `mse` | 62.0 ± 2.0 (62.0) | 32.0 ± 2.0 (32.0) | 62.0 ± 2.0 (62.0) |" in report
     assert "| 3x64 | `anisotropic` | 60.5 ± 6.4 (60.5) (diverged) | 30.5" in report
     assert "| - | `sac` | 27.0 ± 2.0 (27.0) |" in report
-    # Two small models of the pendulum and one of Hopper, against two losses.
-    assert f"| {paper.QUESTIONS['capacity']} | 6 | 0 | 0 |" in report
+    # Two small models of the pendulum and one of Hopper, against three losses.
+    assert f"| {paper.QUESTIONS['capacity']} | 9 | 0 | 0 |" in report
     for question in ("noise", "control", "parity", "efficiency"):
         assert f"| {paper.QUESTIONS[question]} |" in report
     assert "--env=Hopper-v5+distractors10" in report
@@ -126,6 +126,24 @@ def test_claims_are_of_differences_over_seeds(kind: str, scores: Any, expected: 
     methods = dict(zip(("vagram", "mse", "anisotropic"), scores, strict=True))
     claims = verdicts({(kind, "3x64", method): x for method, x in methods.items() if x})
     assert "".join(claims.values()) == expected
+
+
+def test_on_noise_the_gain_over_scaled_errors_is_judged_too() -> None:
+    flat, high = [50.0, 51.0, 52.0], [70.0, 71.5, 72.0]
+    for standardised, verdict in ((high, "Y"), (flat, "N")):
+        scores = {"vagram": high, "standardised": standardised}
+        assert verdicts({("noise", "3x64", method): x for method, x in scores.items()}) == {
+            "noise: 3x64: vagram gains over standardised less than 5 points (difference)": verdict
+        }
+
+
+def test_the_stored_result_goes_on_with_the_loss_that_it_lacks() -> None:
+    folder = Path(paper.__file__).parents[2] / "results/papers/vagram_online"
+    settings = paper.Settings(stored=str(folder))
+    studies.check_kept(settings, paper.Settings())
+    earlier = studies.stored(settings, paper.Run._fields)
+    missing = [run for run in paper.planned(settings) if run not in earlier.rows]
+    assert {run.method for run in missing} == {"standardised"} and len(missing) == 9 + 9 + 2
 
 
 def test_claims_across_kinds_and_sizes() -> None:
@@ -190,7 +208,7 @@ def test_runs_differ_in_what_is_compared_alone_and_a_command_repeats_each() -> N
         ({"parts": "pendulum,ant"}, "--parts: ant is none of pendulum, cartpole, hopper"),
         ({"distractors": "some"}, "--distractors: some is none of none, official, noise"),
         ({"models": "4x200,9x9"}, "--models: 9x9 is none of 4x200, 3x64, 2x16"),
-        ({"losses": "vaml"}, "--losses: vaml is none of mle, mse, vagram, anisotropic"),
+        ({"losses": "vaml"}, "--losses: vaml is none of mle, mse, standardised, vagram"),
         ({"seeds": 1}, "--seeds=1: an interval"),
         ({"hopper_seeds": 1}, "--hopper_seeds=1: an interval"),
         ({"pendulum_steps": 50}, "--pendulum_steps=50 is not a multiple of --retrainings=20"),

@@ -366,6 +366,7 @@ STORED = {
         for name in ("iwocs", "r2pvi", "stop_regressing", "robust_deep", "icu_sepsis")
     },
     "arsq": ["papers/arsq", "papers/arsq/finer"],
+    "edge_of_reach": [f"papers/edge_of_reach{place}" for place in ("", "/support", "/corrections")],
     "model_quality": ["papers/model_quality", "papers/model_quality/critics_20"],
     "bcoder_dsl": ["papers/bcoder_dsl"],
     "bcoder_rank": ["papers/bcoder_rank"],

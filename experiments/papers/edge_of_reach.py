@@ -12,13 +12,14 @@ continue from their values, and nothing ever trains these. The study asks, with 
   ablation  minimum over N critics x EDAC's diversity x value head: is a bounded support enough?
   support   two critics with categorical heads whose support is ten times as wide, with as narrow bins, and a
             scalar whose targets are clipped to either support: is it the bound?
-  start     two and twenty critics from other initial weights
+  start     two and twenty critics, and two with HL-Gauss, from other initial weights
   oracle    other corrections: those points worth 0 instead of their value; the points that the last two steps reach
 
 and checks the outcome that the paper's argument predicts. By default the story and the sweeps are run, 40 minutes of
 one core; the ablation alone is an hour and a half. What is finished in --workdir is not trained again unless its code
 or settings change: parts may be run side by side, and then all for one report:
---parts=story,k,N,ablation,support,start,oracle.
+--parts=story,k,N,ablation,support,start,oracle. What --stored=FOLDER,... holds is taken from there, without curves, so
+that figures which need them are not drawn again.
 
 Published are k = 10, the horizon of 30 and the oracle; the random control, the sweeps and the ablation are what
 reviewers asked for, or new.
@@ -88,10 +89,11 @@ ORACLES = [
     Variant(patch=patch) for patch in ("edge", "random", "edge, worth 0", "random, worth 0", "last two steps")
 ]
 START = [Variant(critics, start=start) for start in STARTS for critics in (2, 20)]
+START += [Variant(head="hl_gauss", start=start) for start in STARTS[1:]]  # from the first: in the ablation
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(studies.Settings):
+class Settings(studies.RowSettings):
     """What can be chosen about this study."""
 
     seeds: int = 5  # agents of each kind
@@ -121,9 +123,10 @@ def run(settings: Settings) -> dict[str, Any]:
     """Trains all variants, writes what came out, and returns what result.json holds.
 
     Raises:
-      ValueError: an unknown part, or too few seeds for an interval.
+      ValueError: an unknown part, too few seeds for an interval, or stored results of other settings.
     """
     kinds = {describe(variant): variant for variant in chosen(settings)}
+    earlier = studies.stored(settings, ["name"])
     variants = {
         name: studies.Variant(
             functools.partial(train_variant, settings, variant),
@@ -131,14 +134,22 @@ def run(settings: Settings) -> dict[str, Any]:
             settings.epochs,
         )
         for name, variant in kinds.items()
+        if (name,) not in earlier.rows
     }
     finished = studies.train(settings, variants, "edge of reach")
     rows = [
-        {"name": name, **variant._asdict(), **summary(finished.outcomes[name]["metrics"])}
+        {
+            "name": name,
+            **variant._asdict(),
+            **(earlier.rows.get((name,)) or summary(finished.outcomes[name]["metrics"])),
+        }
         for name, variant in kinds.items()
     ]
-    result = studies.finish(settings, {"wall_seconds": finished.seconds, "variants": rows}, report, claims)
-    draw(Path(settings.out), settings, {variant: finished.outcomes[name] for name, variant in kinds.items()})
+    # Results into which one training was divided have the same time to the last bit: it counts once.
+    seconds = finished.seconds + sum({one["wall_seconds"] for one in earlier.results})
+    result = studies.finish(settings, {"wall_seconds": seconds, "rows": rows}, report, claims)
+    trained = {variant: finished.outcomes[name] for name, variant in kinds.items() if name in variants}
+    draw(Path(settings.out), settings, trained, dict(zip(kinds.values(), rows, strict=True)))
     return result
 
 
@@ -305,7 +316,7 @@ def summary(metrics: Mapping[str, np.ndarray]) -> dict[str, Any]:
 
 def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
     """What the argument predicts, of those variants that were run: for all seeds, not on average."""
-    rows = {row["name"]: row for row in result["variants"]}
+    rows = {row["name"]: row for row in result["rows"]}
     good, bad = studies.every(lambda x: x > 30), studies.every(lambda x: x < 0)
     ravl, ours = "RAVL (Sims et al., NeurIPS 2024)", "ours: a control"
     predictions = [
@@ -320,13 +331,28 @@ def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
         ("a scalar with clipped targets fails, too", ours, Variant(head=CLIPPED), "return", bad),
         ("HL-Gauss needs no narrow support", ours, Variant(head="hl_gauss", support=10.0), "return", good),
     ]
+    for start, words in (("library", "without biases"), ("transposed", "as RAVL's code has them")):
+        works = f"with initial weights {words}: RAVL works: return above 35"
+        above = studies.every(lambda x: x > 35)
+        predictions.append((works, ravl, Variant(20, start=start), "return", above))
+        works = f"with initial weights {words}: two critics with HL-Gauss work: return above 30"
+        predictions.append((works, ours, Variant(head="hl_gauss", start=start), "return", good))
     for text, source, variant, score, predicate in predictions:
         if describe(variant) in rows:
             yield studies.Claim(f"{text}, in every seed", source, rows[describe(variant)][score], predicate)
 
 
-def draw(folder: Path, settings: Settings, outcomes: Mapping[Variant, Any]) -> None:
-    """The story, the value landscape and the two sweeps, of what was run."""
+def draw(
+    folder: Path, settings: Settings, outcomes: Mapping[Variant, Any], rows: Mapping[Variant, Any]
+) -> None:
+    """The story, the value landscape and the two sweeps, of what was run.
+
+    Args:
+      folder: for the figures.
+      settings: of the study.
+      outcomes: what was trained here, with its curves.
+      rows: of the result, also those that other commands trained.
+    """
     if set(STORY.values()) <= set(outcomes):
         updates = settings.updates * np.arange(1, settings.epochs + 1)
 
@@ -349,8 +375,8 @@ def draw(folder: Path, settings: Settings, outcomes: Mapping[Variant, Any]) -> N
             title="Value of a point: min Q at the policy's action, first seed",
         )
     for part, name, values in (("k", "length", LENGTHS), ("N", "critics", CRITICS)):
-        if set(PARTS[part]) <= set(outcomes):
-            last = np.stack([outcomes[variant]["metrics"]["return"][-1] for variant in PARTS[part]])
+        if set(PARTS[part]) <= set(rows):
+            last = np.stack([rows[variant]["return"] for variant in PARTS[part]])
             plot.lines(
                 folder / f"sweep_{part}.png",
                 {"each seed's mean": (values, last.mean(1), last.min(1), last.max(1))},
@@ -370,14 +396,14 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
     """The blocks of a Markdown report."""
     settings = result["settings"]
     yield "# The edge-of-reach problem on a plane"
-    yield f"`{result['command']}`, {result['wall_seconds'] / 60:.0f} minutes of training."
+    yield studies.origin(result)
     yield (
         f"After {settings['epochs'] * settings['updates']} updates, {settings['seeds']} seeds: mean return of an "
         "episode with its range (the best is about 36.5), mean Q on batches, share of next states that are "
         "edge-of-reach, and the mean value that targets continue with there and elsewhere."
     )
     head = ("agent", "return [worst, best seed]", "failed", "Q", "edge share", "V there", "V elsewhere")
-    yield studies.table(head, map(_row, result["variants"]))
+    yield studies.table(head, map(_row, result["rows"]))
 
 
 def _row(row: Mapping[str, Any]) -> list[str]:

@@ -519,8 +519,10 @@ def _subgoal_claims(subgoals: Mapping[str, Any]) -> Iterator[studies.Claim]:
             if kind == UNSEEN and other == SAME:
                 where = PROTOTYPE + " against ".join(str(before[model][kind]) for model in (DIFFUSION, SAME))
             elif kind == UNSEEN:
-                shares = PUBLISHED["displaced"]
-                where = f"{PAPER}cubes, weighted: {shares['diffusion']} against {shares['awr']}"
+                mixed, stacked = (
+                    f"{x['diffusion']} against {x['awr']}" for x in PUBLISHED["displaced"].values()
+                )
+                where = f"{PAPER}cubes, weighted: {mixed}; cubes that are stacked: {stacked}"
             yield studies.Claim(text, where, of(DIFFUSION, kind) / of(other, kind), below)
     text = "logged pairs: the diffusion displaces a number closer to the data's than regression (difference)"
     closer = np.abs(of(REGRESSION, LOGGED) - data) - np.abs(of(DIFFUSION, LOGGED) - data)

@@ -7,6 +7,10 @@ table, and what the paper has not: intervals over a thousand replications instea
 at which kind of shift. Writes one PNG per figure, result.json with every number, and comparison.md, where each
 published value has ours, the difference, and (where theirs is off by more than sampling) the fault that explains it.
 
+Beside ours stands an emulation of the authors' code: their algorithms in NumPy, with their random numbers, search and
+faults (`experiments.papers.r2pvi_reference`). Most of figure 1(d) comes out to the printed digits. What --stored=FOLDER
+holds is taken from there and not computed again.
+
 Everything is computed in float64, with all replications and all prices or radii of a method in one program.
 """
 
@@ -26,6 +30,7 @@ import numpy as np
 from scipy import stats
 
 from experiments import studies
+from experiments.papers import r2pvi_reference as reference
 from rl import plot
 from rl.agents import drpvi, linear, pevi, r2pvi
 from rl.envs import american_put, linear_mdp
@@ -40,10 +45,11 @@ STARTS = np.linspace(95, 105, 11)
 PAPER_START = 99.17022004702574  # the price at which the authors' tests all begin
 SAMPLING = 3.3  # standard errors: 99.9 % of samples are within them
 NO_PRICE = 1e-9  # what the paper's lambda = 0 means
+PRINTED = 1e-3  # by which an emulated value may differ from the published one
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(studies.Settings):
+class Settings(studies.RowSettings):
     """What can be chosen about the study."""
 
     out: str = "results/papers/r2pvi"
@@ -79,6 +85,7 @@ def methods(**settings: float) -> dict[str, Method]:
 SIMULATED, PUT = methods(), methods(beta=0.1, ridge=1.0)
 DIVERGENCES = ("R2PVI-TV", "R2PVI-KL", "R2PVI-chi2")
 TIMED = ("PEVI", *DIVERGENCES, "DRPVI", "DRVI-L")
+SEARCHED = {"DRPVI": "R2PVI-TV", "DRVI-L": "R2PVI-KL"}  # {a ball, by search: a price, in closed form}
 
 _THEIRS = studies.published("r2pvi")
 FIGURE_A: dict[str, list[float]] = _THEIRS["figure_a"]
@@ -99,7 +106,7 @@ def run(settings: Settings) -> dict[str, Any]:
     """Makes every figure and table in ``settings.out`` and returns what result.json holds.
 
     Raises:
-      ValueError: fewer than 2 replications, or more than ``many``.
+      ValueError: fewer than 2 replications, or more than ``many``; or stored results of other settings.
     """
     if not 2 <= settings.replications <= min(settings.many, settings.many_put):
         raise ValueError(
@@ -107,12 +114,21 @@ def run(settings: Settings) -> dict[str, Any]:
             f"{settings.many} and {settings.many_put}"
         )
     parts = {"1a": figure_a, "1b": figure_b, "1c": figure_c, "1d": figure_d, "time": timing, "shifts": shifts}
+    parts["emulated"] = emulated
+    earlier = studies.stored_results(settings)
+    before = {name: result for result in earlier for name in parts if name in result}
     variants = {
         name: studies.Variant(functools.partial(in_double, part, settings), studies.chosen(settings))
         for name, part in parts.items()
+        if name not in before
     }
     outcomes, seconds = studies.train(settings, variants, "figures")
-    result = studies.finish(settings, {**outcomes, "seconds": seconds}, report, claims, REPORT)
+    outcomes |= {name: result[name] for name, result in before.items()}
+    outcomes["seconds"] = seconds + sum({result["seconds"] for result in earlier})
+    if earlier:
+        made = {name: studies.provenance(result, name) for name, result in before.items()}
+        outcomes["rows"] = studies.named(parts, made)
+    result = studies.finish(settings, outcomes, report, claims, REPORT)
     studies.write_blocks(Path(settings.out) / POINTS, points(result))
     draw_all(Path(settings.out), result)
     return result
@@ -148,7 +164,7 @@ def figure_b(settings: Settings) -> list[dict[str, Any]]:
     for index, (price, published) in enumerate(FIGURE_B.items()):
         exact = exact_returns(tests, policy[:, index])
         sampled = sampled_returns(settings, tests, policy[:, index])
-        rows.append(row(settings, "1b", f"lambda = {price}", "q", PERTURBATIONS, exact, published, sampled))
+        rows.append(row(settings, "1b", price_label(price), "q", PERTURBATIONS, exact, published, sampled))
     return rows
 
 
@@ -258,10 +274,7 @@ def figure_d(settings: Settings) -> list[dict[str, Any]]:
         method = PUT[name]
         by_start = put_returns(settings, method, value)
         over_starts, exact = by_start[:, :-1].mean(1), by_start[:, -1]
-        label = (
-            f"{name} {'rho' if method.field == 'radius' else 'lambda'} = {value:g}" if method.field else name
-        )
-        curve = row(settings, "1d", label, "p", RISES, exact, published, None)
+        curve = row(settings, "1d", put_label(name, value), "p", RISES, exact, published, None)
         rows.append(curve | {"many_over_starts": over_starts.mean(0)})
     return rows
 
@@ -290,6 +303,17 @@ def put_returns(settings: Settings, method: Method, value: float) -> np.ndarray:
     return np.asarray(jax.jit(lambda keys: jax.lax.map(one, keys, batch_size=20))(keys))
 
 
+def price_label(price: float) -> str:
+    """What a curve of figure 1b is called."""
+    return f"lambda = {price}"
+
+
+def put_label(name: str, value: float) -> str:
+    """What a curve of figure 1d is called."""
+    field = PUT[name].field
+    return f"{name} {'rho' if field == 'radius' else 'lambda'} = {value:g}" if field else name
+
+
 def timing(settings: Settings) -> list[dict[str, Any]]:
     """Seconds of one fit, the compilation not counted, against N and d."""
     rows = []
@@ -316,6 +340,76 @@ def _seconds(f: Any, data: Any) -> float:
     began = time.perf_counter()
     jax.block_until_ready(f(data))
     return time.perf_counter() - began
+
+
+# ---- the authors' code -----------------------------------------------------------------------------------
+
+
+def emulated(settings: Settings) -> dict[str, dict[str, np.ndarray]]:
+    """What the authors' algorithms give, with their random numbers, search and faults: {figure: {label: values}}.
+
+    Of the published curves; 20 datasets as theirs, 3 of the put option.
+    """
+    del settings  # theirs are fixed
+    moderate, strong = (linear_mdp.make(0.3, norm) for norm in (0.2, 0.3))
+    faulty = {
+        "PEVI": None,
+        "R2PVI-TV": reference.tv(0.1),
+        "R2PVI-KL": reference.kl(0.1, shifted=False),
+        "R2PVI-chi2": reference.nelder_mead(reference.chi2_objective(0.1), minimise=True),
+    }
+    swept = {
+        "DRPVI": [reference.nelder_mead(reference.tv_ball_objective(float(x))) for x in SWEEP],
+        "R2PVI-TV": [reference.tv(max(float(x), NO_PRICE)) for x in SWEEP],
+    }
+    return {
+        "1a": {name: emulated_mdp(moderate, faulty[name], PERTURBATIONS) for name in FIGURE_A},
+        "1b": {
+            price_label(price): emulated_mdp(strong, reference.tv(price), PERTURBATIONS) for price in FIGURE_B
+        },
+        "1c": {
+            name: np.concatenate([emulated_mdp(moderate, one, (0.9,)) for one in swept[name]])
+            for name in FIGURE_C
+        },
+        "1d": {
+            put_label(name, value): emulated_put(name, value)
+            for (name, value), published in FIGURE_D.items()
+            if published
+        },
+    }
+
+
+def emulated_mdp(
+    env: LinearMDP, estimate: reference.Estimate | None, perturbations: Sequence[float] | np.ndarray
+) -> np.ndarray:
+    """Average rewards at these perturbations, from the authors' 20 datasets and test episodes."""
+    penalty = "diagonal" if estimate else "ellipsoid"
+    agents = [
+        reference.fit(reference.mdp_data(env, seed), estimate, beta=1.0, ridge=0.1, penalty=penalty)
+        for seed in range(20)
+    ]
+    tests = [linear_mdp.perturbed(env, float(q)) for q in perturbations]
+    return np.array(
+        [np.mean([reference.mdp_return(test, q, seed) for seed, q in enumerate(agents)]) for test in tests]
+    )
+
+
+def emulated_put(name: str, value: float) -> np.ndarray:
+    """Average payoffs at `RISES`, from the authors' three datasets and test episodes, all from `PAPER_START`."""
+    estimate: reference.Estimate | None = None
+    if name.endswith("DRPVI"):
+        estimate = reference.nelder_mead(reference.tv_ball_objective(value))
+    elif name != "PEVI":
+        estimate = reference.tv(value)
+    fit = functools.partial(
+        reference.fit,
+        estimate=estimate,
+        beta=0.1,
+        ridge=1.0,
+        penalty="diagonal" if estimate else "ellipsoid",
+        untrained_variance=name.startswith("VA-"),
+    )
+    return reference.put_returns(fit, RISES)
 
 
 # ---- ours beside theirs ----------------------------------------------------------------------------------
@@ -370,11 +464,44 @@ def deviations(curve: Mapping[str, Any]) -> np.ndarray:
 
 
 def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
-    """Every published curve is what sampling makes of the exact returns."""
+    """Every published curve is what sampling makes of the exact returns; 1d is what the authors' code gives.
+
+    And a search takes longer than a closed form.
+    """
     for curve in (curve for figure in FIGURES for curve in result[figure]):
         if "off" in curve:
             text = f"{curve['figure']}, {curve['label']}: published values within sampling of ours (99.9 %)"
             yield studies.Claim(text, _THEIRS["source"], curve["off"], _none)
+    for curve in result["1d"]:
+        if "published" in curve:
+            text = f"1d, {curve['label']}: the authors' code, emulated, gives the published values (to {PRINTED:g})"
+            off = np.abs(emulated_difference(result, curve)) > PRINTED
+            yield studies.Claim(text, _THEIRS["source"], off, _none)
+    for search, closed in SEARCHED.items():
+        ratios = time_ratios(result, search, closed)
+        if ratios:
+            theirs, ours = np.transpose(list(ratios.values()))
+            text = f"a fit of {search}, by search, takes longer than one of {closed}, in closed form, at every N and d"
+            published = f"{_THEIRS['source']}; {studies.extremes(theirs)} times as long"
+            yield studies.Claim(f"{text} (ratio)", published, ours, studies.every(lambda x: x > 1))
+
+
+def emulated_difference(result: Mapping[str, Any], curve: Mapping[str, Any]) -> np.ndarray:
+    """Emulated values of a published curve, less the published ones."""
+    return np.asarray(result["emulated"][curve["figure"]][curve["label"]]) - np.asarray(curve["published"])
+
+
+def time_ratios(
+    result: Mapping[str, Any], search: str, closed: str
+) -> dict[tuple[int, int], tuple[float, float]]:
+    """{(N, d): how many times as long a fit of ``search`` takes as one of ``closed``, published and ours}."""
+    times = {(row["N"], row["d"], row["method"]): row for row in result["time"]}
+    ratios = {}
+    for count, size in dict.fromkeys((row["N"], row["d"]) for row in result["time"]):
+        slow, fast = (times.get((count, size, name)) for name in (search, closed))
+        if slow and fast:
+            ratios[count, size] = tuple(slow[who] / fast[who] for who in ("published", "ours"))
+    return ratios
 
 
 def _none(off: np.ndarray) -> tuple[bool, str]:
@@ -384,12 +511,19 @@ def _none(off: np.ndarray) -> tuple[bool, str]:
 def report(result: Mapping[str, Any]) -> Iterator[str]:
     """The tables as Markdown, without single values: these are in `points`."""
     many = result["settings"]["many"]
+    of_option = [emulated_difference(result, curve) for curve in result["1d"] if "published" in curve]
+    same = sum(np.abs(difference).max() <= PRINTED for difference in of_option)
     yield "# R2PVI: ours beside the published numbers"
     yield (
         "Each curve of the paper: how many of its published values lie within 1.96 standard errors of ours, which is "
         f"where 95 % of samples would, and within {SAMPLING}, where 99.9 % would; and what explains others. "
-        f"Values of one curve share their datasets, and so deviate together. [Every value]({POINTS})."
+        f"Values of one curve share their datasets, and so deviate together. [Every value]({POINTS}). *Emulated*: the "
+        "largest difference of published values from what the authors' algorithms give, written again in NumPy, with "
+        f"the random numbers, the search and the faults of their code. {same} of {len(of_option)} published curves of "
+        f"1d come out to {PRINTED:g}; those of 1a to 1c were not drawn with these random numbers."
     )
+    if "rows" in result:
+        yield " ".join([f"`{result['command']}`.", *studies.origins(result["rows"], "parts")])
     figures = [curve for figure in FIGURES for curve in result[figure]]
     yield studies.table(
         (
@@ -398,14 +532,16 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
             "within 95 %",
             "within 99.9 %",
             "largest difference",
+            "emulated",
             "explanation of the others",
         ),
-        [*map(_curve_row, figures), _total_row(figures)],
+        [*(_curve_row(result, curve) for curve in figures), _total_row(figures)],
     )
     yield "## Seconds per fit"
+    machine = studies.provenance(result, "time")["hardware"]
     yield (
-        f"Published: on {_THEIRS['times_on']}; ours: on {result['hardware']['cores']} cores, "
-        f"{result['hardware']['cpu']}. So *times faster* is of code and machine together; `benchmarks.robust` times a "
+        f"Published: on {_THEIRS['times_on']}; ours: on {machine['cores']} cores, "
+        f"{machine['cpu']}. So *times faster* is of code and machine together; `benchmarks.robust` times a "
         "transcription of the published loops on one machine with ours."
     )
     yield studies.table(
@@ -420,6 +556,19 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
                 f"{row['times_faster']:.0f}" if row["times_faster"] else "-",
             )
             for row in result["time"]
+        ],
+    )
+    yield "### Search against closed form"
+    yield (
+        "How many times as long a fit takes with a ball, whose dual is searched, as with a price, which has a closed "
+        "form. The authors search by Nelder-Mead, one factor after another; ours tries all candidates at once."
+    )
+    pairs = {f"{x} / {y}": time_ratios(result, x, y) for x, y in SEARCHED.items()}
+    yield studies.table(
+        ("N", "d", *(f"{name}, {who}" for name in pairs for who in ("published", "ours"))),
+        [
+            (*size, *(f"{x:.2f}" for ratios in pairs.values() for x in ratios.get(size, (np.nan, np.nan))))
+            for size in dict.fromkeys(size for ratios in pairs.values() for size in ratios)
         ],
     )
     yield f"## Which divergence at which shift (ours, {many} replications)"
@@ -443,22 +592,24 @@ def points(result: Mapping[str, Any]) -> Iterator[str]:
         "published value that lies no further from the mean of many than 99.9 % of samples of the paper's number of "
         "datasets (3 in 1d, else 20) would; else a fault is named."
     )
-    head = ("figure", "method", "at", "published", "ours", "difference", "many replications", "explanation")
+    head = ("figure", "method", "at", "published", "emulated", "ours", "difference", "many replications")
     figures = (curve for figure in FIGURES for curve in result[figure])
-    yield studies.table(head, (row for curve in figures for row in _comparison_rows(curve)))
+    rows = (row for curve in figures for row in _comparison_rows(result, curve))
+    yield studies.table((*head, "explanation"), rows)
 
 
-def _curve_row(curve: Mapping[str, Any]) -> tuple[str, ...]:
+def _curve_row(result: Mapping[str, Any], curve: Mapping[str, Any]) -> tuple[str, ...]:
     if "published" not in curve:
-        return curve["figure"], curve["label"], "-", "-", "-", "not published"
+        return curve["figure"], curve["label"], "-", "-", "-", "-", "not published"
     why = (curve["fault"] or "unexplained") if np.any(curve["off"]) else ""
-    largest = np.abs(curve["difference"]).max()
-    return curve["figure"], curve["label"], *_within(deviations(curve)), f"{largest:.4f}", why
+    largest = (np.abs(x).max() for x in (curve["difference"], emulated_difference(result, curve)))
+    numbers = (f"{x:.4f}" for x in largest)
+    return curve["figure"], curve["label"], *_within(deviations(curve)), *numbers, why
 
 
 def _total_row(curves: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     every = np.concatenate([deviations(curve) for curve in curves if "published" in curve])
-    return "all", "", *_within(every), "", ""
+    return "all", "", *_within(every), "", "", ""
 
 
 def _within(by: np.ndarray) -> tuple[str, ...]:
@@ -467,23 +618,24 @@ def _within(by: np.ndarray) -> tuple[str, ...]:
     return tuple(f"{np.sum(size <= bound)} of {len(size)}" for bound in (1.96, SAMPLING))
 
 
-def _comparison_rows(curve: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+def _comparison_rows(result: Mapping[str, Any], curve: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     axis = _axis(curve)
     for index, x in enumerate(curve[axis]):
         low, high = (bound[index] for bound in curve["many_ci95"])
         many = f"{curve['many'][index]:.4f} [{low:.4f}, {high:.4f}]"
         if "many_over_starts" in curve:
             many += f"; {curve['many_over_starts'][index]:.4f}"
-        theirs = difference = "-"
+        theirs = code = difference = "-"
         why = "not published"
         if "published" in curve:
             theirs, difference = f"{curve['published'][index]:.4f}", f"{curve['difference'][index]:+.4f}"
+            code = f"{result['emulated'][curve['figure']][curve['label']][index]:.4f}"
             if curve["off"][index]:
                 why = curve["fault"] or "unexplained"
             else:
                 why = "sampling here, but not in the whole curve" if curve["off"].any() else "sampling"
         ours = f"{curve['ours'][index]:.4f}"
-        yield curve["figure"], curve["label"], f"{axis} = {x:.2f}", theirs, ours, difference, many, why
+        yield curve["figure"], curve["label"], f"{axis} = {x:.2f}", theirs, code, ours, difference, many, why
 
 
 def draw_all(out: Path, result: Mapping[str, Any]) -> None:

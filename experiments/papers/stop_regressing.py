@@ -1,9 +1,13 @@
 """The synthetic studies of "Stop Regressing" (Farebrother et al., ICML 2024), every value head side by side.
 
     python -m experiments.papers.stop_regressing
+    python -m experiments.papers.stop_regressing --parts=plasticity --phase_steps=5000 --out=runs/papers/plasticity
 
 - Plasticity (the paper's B.4, figure 17): a network fits targets that jump by 8 from phase to phase. The paper takes
-  images of CIFAR-10, here inputs are Gaussian.
+  images of CIFAR-10, here inputs are Gaussian. A large error after a jump need not mean that the network can no longer
+  learn: an offset of 8 takes its time to fit. So beside it stands a network without history: one with new initial
+  weights in every phase, which has fitted nothing but the offset of the phase before. Plasticity is lost where the
+  network with a history fits worse.
 - Noisy rewards (figure 14) and chance in the dynamics (figure 15): double DQN on a log of a gridworld of four rooms,
   with noise U(0, eta) on every logged reward, and with actions that are deterministic or, as on Atari, repeat the one
   before with probability 0.25. The paper does this on Atari, the first offline and with HL-Gauss and squared error
@@ -57,6 +61,8 @@ FREQUENCY = 1e5  # m
 SUPPORT, OUTPUTS = (-40.0, 40.0), 101
 INPUTS, SIZE = 2048, 64  # inputs and their dimensions
 TAIL = 100  # steps at the end of a phase over which its error is averaged
+OFFSET_STEPS = 600  # in which a network without history fits the offset of the phase before
+PARTS = ("plasticity", "noise", "widths", "rates")
 
 # The gridworld.
 GAMMA = 0.9
@@ -69,6 +75,7 @@ FIGURES = {
     "sticky, eta 0": PAPER + "figure 15",
 }
 HARD = ("sticky", 1.0)  # where bins, widths and learning rates are varied
+HARDEST = f"{HARD[0].capitalize()}, eta {HARD[1]:g}"
 BIN_COUNTS, WIDTHS = (31, 51, 101), (0.5, 0.75, 1.0, 2.0)  # a narrower Gaussian has biased labels
 RATES = (3e-4, 1e-3, 3e-3)
 SPEC = Spec((6,), 4, discrete=True)
@@ -78,6 +85,7 @@ SPEC = Spec((6,), 4, discrete=True)
 class Settings(studies.Settings):
     """What can be chosen about these studies."""
 
+    parts: str = ",".join(PARTS)  # which to run, comma-separated
     seeds: int = 6  # of each result
     phase_steps: int = 600  # gradient steps in each phase of the plasticity study (paper: 5,000)
     logged: int = 20_000  # logged steps in the gridworld, of uniform actions
@@ -92,32 +100,44 @@ def run(settings: Settings) -> dict[str, Any]:
     """All studies, written to ``settings.out``; returns what result.json holds.
 
     Raises:
-      ValueError: fewer than 2 seeds.
+      ValueError: an unknown part, or fewer than 2 seeds.
     """
+    parts = studies.names("parts", settings.parts, PARTS)
     studies.check_seeds(settings.seeds)
     chosen, variants = studies.chosen(settings), {}
+    of_phases = {**chosen, "phases": PHASES, "offset_steps": OFFSET_STEPS}
     for name in NAMES:
-        variants[f"plasticity, {name}"] = studies.Variant(
-            partial(plasticity, settings, name), {**chosen, "phases": PHASES}
-        )
-        for kind, eta in itertools.product(STICKY, NOISES):
-            variants[f"{kind}, eta {eta:g}, {name}"] = studies.Variant(
-                partial(noise, settings, name, kind, eta), chosen
+        if "plasticity" in parts:
+            for kind, history in (("plasticity", True), ("fresh", False)):
+                variants[f"{kind}, {name}"] = studies.Variant(
+                    partial(plasticity, settings, name, history), of_phases
+                )
+        if "noise" in parts:
+            for kind, eta in itertools.product(STICKY, NOISES):
+                variants[f"{kind}, eta {eta:g}, {name}"] = studies.Variant(
+                    partial(noise, settings, name, kind, eta), chosen
+                )
+        if "rates" in parts:
+            variants[f"rates, {name}"] = studies.Variant(
+                partial(learning_rates, settings, name), {**chosen, "rates": RATES}
             )
-        variants[f"rates, {name}"] = studies.Variant(
-            partial(learning_rates, settings, name), {**chosen, "rates": RATES}
-        )
-    for bins, width in itertools.product(BIN_COUNTS, WIDTHS):
-        name = f"{bins} bins, width {width:g}"
-        variants[name] = studies.Variant(partial(widths, settings, bins, width), chosen)
-    outcomes = studies.train(settings, variants, "runs").outcomes
+    if "widths" in parts:
+        for bins, width in itertools.product(BIN_COUNTS, WIDTHS):
+            name = f"{bins} bins, width {width:g}"
+            variants[name] = studies.Variant(partial(widths, settings, bins, width), chosen)
+    finished = studies.train(settings, variants, "runs")
+    outcomes = finished.outcomes
+    of_heads = lambda place: {name: outcomes[f"{place}, {name}"] for name in NAMES}
     places = [f"{kind}, eta {eta:g}" for kind, eta in itertools.product(STICKY, NOISES)]
-    rows = {
-        "plasticity": {name: outcomes[f"plasticity, {name}"] for name in NAMES},
-        "noise": {place: {name: outcomes[f"{place}, {name}"] for name in NAMES} for place in places},
-        "widths": {name: row for name, row in outcomes.items() if " bins, width " in name},
-        "rates": {name: outcomes[f"rates, {name}"] for name in NAMES},
-    }
+    rows: dict[str, Any] = {"wall_seconds": finished.seconds}
+    if "plasticity" in parts:
+        rows |= {"plasticity": of_heads("plasticity"), "fresh": of_heads("fresh")}
+    if "noise" in parts:
+        rows["noise"] = {place: of_heads(place) for place in places}
+    if "widths" in parts:
+        rows["widths"] = {name: row for name, row in outcomes.items() if " bins, width " in name}
+    if "rates" in parts:
+        rows["rates"] = of_heads("rates")
     result = studies.finish(settings, rows, report, claims)
     draw(settings, Path(settings.out), result)
     return result
@@ -151,26 +171,29 @@ def softmax_regression(low: float, high: float, size: int) -> ValueHead:
 # ---- targets that move -------------------------------------------------------------------------------------------
 
 
-def plasticity(settings: Settings, name: str, work: studies.Work) -> dict[str, Any]:
-    """The mean squared error of one head's predictions on each batch, thinned [T, S], and after every phase."""
+def plasticity(settings: Settings, name: str, history: bool, work: studies.Work) -> dict[str, Any]:
+    """The mean squared error of one head's predictions on each batch, thinned [T, S], and after every phase.
+
+    With a ``history`` one network fits all phases, one after another. Without, each phase has a new one, which has
+    fitted the offset of the phase before and nothing else. Targets and batches are the same.
+    """
     keys = jax.random.split(jax.random.key(settings.seed), settings.seeds)
-    one = partial(_fit_phases, make(name, *SUPPORT, OUTPUTS), settings.phase_steps)
+    one = partial(_fit_phases, make(name, *SUPPORT, OUTPUTS), settings.phase_steps, history)
     errors = np.asarray(jax.jit(lambda keys: jax.lax.map(one, keys))(keys)).T
     return {"curve": thinned(settings, errors), "phases": _phases(errors)}
 
 
-def _fit_phases(head: ValueHead, steps: int, key: Key) -> Array:
+def _fit_phases(head: ValueHead, steps: int, history: bool, key: Key) -> Array:
     keys = jax.random.split(key, 3)
     network, optimiser = mlp.state_value(head.size, (256, 256)), optax.adam(1e-3)
     teacher = mlp.state_value(1, (256, 256))
     inputs = jax.random.normal(keys[0], (INPUTS, SIZE))
 
-    def phase(carry: tuple[Any, Any], now: tuple[Array, Key]) -> tuple[tuple[Any, Any], Array]:
-        offset, key = now
-        teacher_key, key = jax.random.split(key)
-        hidden = teacher.apply(teacher.init(teacher_key, inputs), inputs)[:, 0]
-        targets = jnp.sin(FREQUENCY * hidden) + offset
+    def fresh(key: Key) -> tuple[Any, Any]:
+        params = network.init(key, inputs)
+        return params, optimiser.init(params)
 
+    def fit(carry: tuple[Any, Any], targets: Array, steps: int, key: Key) -> tuple[tuple[Any, Any], Array]:
         def step(carry: tuple[Any, Any], key: Key) -> tuple[tuple[Any, Any], Array]:
             params, moments = carry
             rows = jax.random.randint(key, (256,), 0, INPUTS)
@@ -186,9 +209,18 @@ def _fit_phases(head: ValueHead, steps: int, key: Key) -> Array:
 
         return jax.lax.scan(step, carry, jax.random.split(key, steps))
 
-    params = network.init(keys[1], inputs)
-    now = jnp.asarray(PHASES), jax.random.split(keys[2], len(PHASES))
-    return jax.lax.scan(phase, (params, optimiser.init(params)), now)[1].reshape(-1)
+    def phase(carry: tuple[Any, Any], now: tuple[Array, Array, Key]) -> tuple[tuple[Any, Any], Array]:
+        before, offset, key = now
+        teacher_key, key = jax.random.split(key)
+        hidden = teacher.apply(teacher.init(teacher_key, inputs), inputs)[:, 0]
+        if not history:
+            start_key, offset_key = jax.random.split(jax.random.fold_in(key, 0))
+            carry, _ = fit(fresh(start_key), jnp.full(INPUTS, before), OFFSET_STEPS, offset_key)
+        return fit(carry, jnp.sin(FREQUENCY * hidden) + offset, steps, key)
+
+    offsets = jnp.asarray((PHASES[0], *PHASES))
+    now = offsets[:-1], offsets[1:], jax.random.split(keys[2], len(PHASES))
+    return jax.lax.scan(phase, fresh(keys[1]), now)[1].reshape(-1)
 
 
 def _phases(errors: np.ndarray) -> list[dict[str, Any]]:
@@ -292,16 +324,17 @@ def logged(world: MDP, seen: Array, eta: Array, count: int, key: Key) -> Dataset
 def draw(settings: Settings, out: Path, result: Mapping[str, Any]) -> None:
     """The plasticity study over time, and the error against the noise for both kinds of dynamics."""
     every, root = _every(settings), {}
-    for name, row in result["plasticity"].items():
+    for name, row in result.get("plasticity", {}).items():
         root[name] = (every * np.arange(1, len(row["curve"]) + 1), 0.5 * np.log10(row["curve"]))
-    plot.learning_curve(
-        out / "plasticity.png",
-        root,
-        ylabel="log10 of the root mean squared error",
-        title="Targets that jump by 8 in every phase",
-        xlabel="gradient steps",
-    )
-    for what, kind in itertools.product(("error", "return"), STICKY):
+    if root:
+        plot.learning_curve(
+            out / "plasticity.png",
+            root,
+            ylabel="log10 of the root mean squared error",
+            title="Targets that jump by 8 in every phase",
+            xlabel="gradient steps",
+        )
+    for what, kind in itertools.product(("error", "return"), STICKY if "noise" in result else ()):
         places = [result["noise"][f"{kind}, eta {eta:g}"] for eta in NOISES]
         plot.lines(
             out / f"{kind}_{what}.png",
@@ -325,54 +358,102 @@ def _every(settings: Settings) -> int:
 
 def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
     """HL-Gauss against the squared error, where the paper compares them, and against two-hot."""
-    noise = result["noise"]
-    for other in (name for name in ("scalar", "two_hot") if name in result["plasticity"]):
-        last = {name: result["plasticity"][name]["phases"][-1]["each"] for name in ("hl_gauss", other)}
-        text = f"targets that jump: HL-Gauss has a smaller error than {other} in the last phase (difference)"
-        source = PAPER + "figure 17" if other == "scalar" else studies.OURS
-        yield studies.Claim(text, source, last[other] - last["hl_gauss"], studies.positive)
+    noise, phases = result.get("noise", {}), result.get("plasticity", {})
+    for other in (name for name in ("scalar", "two_hot") if name in NAMES):
+        if phases:
+            last = {name: phases[name]["phases"][-1]["each"] for name in ("hl_gauss", other)}
+            text = (
+                f"targets that jump: HL-Gauss has a smaller error than {other} in the last phase (difference)"
+            )
+            source = PAPER + "figure 17" if other == "scalar" else studies.OURS
+            yield studies.Claim(text, source, last[other] - last["hl_gauss"], studies.positive)
         for place, by in noise.items():
             text = f"four rooms, {place}: HL-Gauss returns more than {other} (difference)"
             gain = by["hl_gauss"]["return"]["each"] - by[other]["return"]["each"]
             source = FIGURES.get(place, studies.OURS) if other == "scalar" else studies.OURS
             yield studies.Claim(text, source, gain, studies.positive)
-    for kind in STICKY:
+    if "fresh" in result:
+        yield from _history_claims(phases, result["fresh"])
+    for kind in STICKY if noise else ():
         quiet, loud = (noise[f"{kind}, eta {eta:g}"] for eta in (min(NOISES), max(NOISES)))
         lost = {name: quiet[name]["return"]["each"] - loud[name]["return"]["each"] for name in quiet}
         text = f"four rooms, {kind}: noise takes less return from HL-Gauss than from a scalar (difference)"
         yield studies.Claim(text, PAPER + "figure 14", lost["scalar"] - lost["hl_gauss"], studies.positive)
 
 
+def _history_claims(phases: Mapping[str, Any], fresh: Mapping[str, Any]) -> Iterator[studies.Claim]:
+    """Whether networks lose the ability to fit, by head: the error with a history against that without, as logs."""
+    said = {
+        "scalar": PAPER + "figure 17: so it is with squared error",
+        "hl_gauss": PAPER + "figure 17: it is not so with cross-entropy",
+    }
+    last = lambda row: np.log(row["phases"][-1]["each"])
+    cost = {name: last(row) - last(fresh[name]) for name, row in phases.items()}
+    for name, each in cost.items():
+        text = f"targets that jump: {name} fits the last phase worse with a history than without (log of the ratio)"
+        yield studies.Claim(text, said.get(name, studies.OURS), each, studies.positive)
+    text = "targets that jump: a history costs a scalar more than HL-Gauss (difference of these logs)"
+    yield studies.Claim(text, PAPER + "figure 17", cost["scalar"] - cost["hl_gauss"], studies.positive)
+
+
 def report(result: Mapping[str, Any]) -> Iterator[str]:
     """What came out, in words that the numbers allow and tables."""
-    rates, settings_of = result["rates"], list(result["noise"])
+    settings = result["settings"]
     yield "# The synthetic studies of Stop Regressing"
     yield (
-        f"`{result['command']}`; means over {result['settings']['seeds']} seeds and Student's 95 % intervals. "
+        f"`{result['command']}`; means over {settings['seeds']} seeds and Student's 95 % intervals. "
         f"{studies.program(result, __file__)} says what is measured."
     )
-    yield "## Targets that jump: root of the mean squared error at the end of each phase"
-    phases = [(name, *map(_root, result["plasticity"][name]["phases"])) for name in NAMES]
-    yield studies.table(("head", *(f"b = {b:g}" for b in PHASES)), phases)
+    if "plasticity" in result:
+        yield "## Targets that jump: root of the mean squared error at the end of each phase"
+        yield f"{settings['phase_steps']:,} updates in each phase (paper: 5,000)."
+        yield _phase_table(result["plasticity"])
+    if "fresh" in result:
+        yield "## The same without history"
+        yield (
+            f"In every phase a network with new initial weights, which has fitted the offset of the phase before for "
+            f"{OFFSET_STEPS} updates, and nothing else. Plasticity is lost where the errors above are larger."
+        )
+        yield _phase_table(result["fresh"])
+    if "noise" in result:
+        yield from _noise_report(result["noise"])
+    if "rates" in result:
+        yield from _rates_report(result["rates"])
+    if "widths" in result:
+        yield from _widths_report(result["widths"])
+
+
+def _phase_table(rows: Mapping[str, Any]) -> str:
+    phases = [(name, *map(_root, rows[name]["phases"])) for name in NAMES]
+    return studies.table(("head", *(f"b = {b:g}" for b in PHASES)), phases)
+
+
+def _noise_report(noise: Mapping[str, Any]) -> Iterator[str]:
+    settings_of = list(noise)
     for what, title in (("error", "error of max Q"), ("return", "return of the greedy policy")):
         yield f"## Four rooms: {title}"
         yield studies.table(
             ("head", *settings_of),
             [
-                (name, *(studies.plus_minus(result["noise"][place][name][what]) for place in settings_of))
+                (name, *(studies.plus_minus(noise[place][name][what]) for place in settings_of))
                 for name in NAMES
             ],
         )
-    hard = f"{HARD[0].capitalize()}, eta {HARD[1]:g}"
-    yield f"## {hard}: each head at its own learning rate"
+
+
+def _rates_report(rates: Mapping[str, Any]) -> Iterator[str]:
+    yield f"## {HARDEST}: each head at its own learning rate"
     rows = []
     for name in NAMES:
         tried = (f"{rate}: {studies.plus_minus(x['error'])}" for rate, x in rates[name]["tried"].items())
         scores = [studies.plus_minus(rates[name][what]) for what in ("error", "return")]
         rows.append((name, *scores, f"{rates[name]['rate']:g}", ", ".join(tried)))
     yield studies.table(("head", "error", "return", "rate", "tried, on other seeds: error"), rows)
-    yield f"## {hard}: error of HL-Gauss by bins and width of the Gaussian in bins"
-    error = lambda bins, width: result["widths"][f"{bins} bins, width {width:g}"]["error"]
+
+
+def _widths_report(rows: Mapping[str, Any]) -> Iterator[str]:
+    yield f"## {HARDEST}: error of HL-Gauss by bins and width of the Gaussian in bins"
+    error = lambda bins, width: rows[f"{bins} bins, width {width:g}"]["error"]
     yield studies.table(
         ("bins", *(f"{width:g}" for width in WIDTHS)),
         [(bins, *(studies.plus_minus(error(bins, width)) for width in WIDTHS)) for bins in BIN_COUNTS],

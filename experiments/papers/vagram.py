@@ -3,7 +3,8 @@
     python -m experiments.papers.vagram
     python -m experiments.papers.vagram --parts=pendulum --losses=mse,vagram --widths=8
 
-Everything takes about 85 minutes of one core, the second line about 5.
+Everything takes about 85 minutes of one core, the second line about 5. What --stored=FOLDER,... holds is taken from
+there and not trained again.
 
 No number of the paper's can be found anywhere, so that all here are ours: problems, data and results. Where something
 is published it is a sentence; the thresholds of some claims are those of a prototype of ours. The losses are those of
@@ -35,7 +36,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -67,7 +68,8 @@ def run(settings: Settings) -> dict[str, Any]:
     """Runs the parts, and writes and returns what came out.
 
     Raises:
-      ValueError: an unknown part or loss, too few seeds, or updates that measurements do not divide.
+      ValueError: an unknown part or loss, too few seeds, updates that measurements do not divide, or stored results
+        of other settings.
     """
     parts = studies.names("parts", settings.parts, PARTS)
     chosen = studies.names("losses", settings.losses, value_aware.LOSSES)
@@ -77,6 +79,7 @@ def run(settings: Settings) -> dict[str, Any]:
             raise ValueError(
                 f"--{flag}={getattr(settings, flag)} must be a multiple of {PIECES}, the number of measurements"
             )
+    earlier = studies.stored_results(settings, choosing=("widths",))
     work: dict[str, tuple[Callable[..., Any], int]] = {}
     if "pendulum" in parts:
         for world in WORLDS:
@@ -97,22 +100,53 @@ def run(settings: Settings) -> dict[str, Any]:
     if "heads" in parts:
         for noise, head in itertools.product(trained.REWARD_NOISE, HEADS):
             work[f"heads, {noise:g}, {head}"] = (partial(trained.of_head, settings, head, noise), 2 * PIECES)
+    before = {name: one for result in earlier for name in work if (one := held(result, name))}
     # What is compared decides which variants there are, not what becomes of one.
     of_all = studies.chosen(settings, "losses", "widths")
-    variants = {name: studies.Variant(function, of_all, steps) for name, (function, steps) in work.items()}
+    variants = {
+        name: studies.Variant(function, of_all, steps)
+        for name, (function, steps) in work.items()
+        if name not in before
+    }
     finished = studies.train(settings, variants, "VaGraM")
     outcomes: dict[str, Any] = {part: {} for part in PARTS if part in parts}
-    for name, outcome in finished.outcomes.items():
+    for name in work:
+        outcome = before[name].outcome if name in before else finished.outcomes[name]
         part, *where = name.split(", ")
         place = outcomes
         for step in (part, *where)[:-1]:
             place = place.setdefault(step, {})
         place.setdefault((part, *where)[-1], {}).update(outcome)
-    result = studies.finish(settings, {"wall_seconds": finished.seconds, **outcomes}, report, claims)
+    # Results into which one training was divided have the same time to the last bit: it counts once.
+    seconds = finished.seconds + sum({one["wall_seconds"] for one in earlier})
+    outcomes = {"wall_seconds": seconds, **outcomes}
+    if earlier:
+        outcomes["rows"] = studies.named(work, {name: one.provenance for name, one in before.items()})
+    result = studies.finish(settings, outcomes, report, claims)
     if "pendulum" in result:
         studies.write_blocks(Path(settings.out) / POINTS, points(result))
     draw(Path(settings.out), result)
     return result
+
+
+class Held(NamedTuple):
+    """What another command trained."""
+
+    outcome: dict[str, Any]
+    provenance: dict[str, Any]
+
+
+def held(result: Mapping[str, Any], name: str) -> Held | None:
+    """What a result holds of what `run` trains under this name; None if it has not been trained there."""
+    path = name.split(", ")
+    outcome: Any = result
+    for step in path:
+        if step not in outcome:
+            return None
+        outcome = outcome[step]
+    if path[0] == "pendulum" and len(path) == 2:  # the world itself; its models have names of their own
+        outcome = {"known": outcome["known"]}
+    return Held(outcome, studies.provenance(result, name))
 
 
 # ---- reports -------------------------------------------------------------------------------------------------------
@@ -222,6 +256,7 @@ def _changing_claims(curves: Mapping[str, Any]) -> Iterator[studies.Claim]:
         ("taylor", f"{PAPER}in words: the bounded loss is stable, Taylor's is not"),
         ("vaml", f"{PAPER}in words: VAML is unstable where the value is not yet learnt"),
         ("mse", studies.OURS),
+        ("standardised", studies.OURS),
         ("anisotropic", studies.OURS),
     ):
         if loss in curves:
@@ -289,23 +324,29 @@ def sentence(result: Mapping[str, Any]) -> str:
 
 def _comparison(many: Mapping[str, Any], gain: Callable[[Any, Any], np.ndarray]) -> str:
     vagram, random, plain = many["vagram"], many["anisotropic"], many["mse"]
-    better = lambda one, other: studies.positive(gain(one, other))[0] is True
+    better = lambda one, other: studies.positive(gain(one, other))[0]
     if not better(vagram, plain):
         return "VaGraM shows no gain over plain errors"
     if not better(vagram, random):
         return "VaGraM's gain is not told apart from that of its weights given to random dimensions"
-    if better(random, plain):
+    uneven = better(random, plain)
+    if uneven:
         return "uneven weights alone gain something, and knowing which dimensions the value depends on gains more"
+    control = (
+        "whether its weights given to random dimensions gain anything over plain errors is not decided"
+        if uneven is None
+        else "its weights given to random dimensions are worse than plain errors"
+    )
     if "standardised" not in many:
-        return "VaGraM gains, and its weights given to random dimensions do not"
+        return f"VaGraM gains, and more than its weights given to random dimensions; {control}"
     if not better(vagram, many["standardised"]):
         return (
             "VaGraM's gain is not told apart from that of squared errors over the variance of each dimension, which "
-            "ask no value"
+            f"ask no value; {control}"
         )
     return (
-        "VaGraM gains by what the value knows: its weights given to random dimensions show no gain, and squared errors "
-        "over the variance of each dimension gain less"
+        "VaGraM gains by what the value knows, more than squared errors over the variance of each dimension do; "
+        f"{control}"
     )
 
 
@@ -313,8 +354,9 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
     """What came out, in tables."""
     settings = result["settings"]
     yield "# VaGraM: models that know what values need"
+    made = f"`{result['command']}`, {result['wall_seconds']:.0f} s on {result['hardware']['cores']} cores."
     yield (
-        f"`{result['command']}`, {result['wall_seconds']:.0f} s on {result['hardware']['cores']} cores. "
+        f"{studies.origin(result) if 'rows' in result else made} "
         f"{studies.program(result, __file__)} says what is compared. All problems, data and "
         f"numbers are ours: of the paper's own there are none to compare with. {settings['seeds']} seeds; mean "
         "and 95 % interval."

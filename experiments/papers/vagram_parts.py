@@ -51,7 +51,7 @@ FIXED = value_aware.Settings()  # of all losses, but in the toy
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(studies.Settings):
+class Settings(studies.RowSettings):
     """What can be chosen about these studies."""
 
     parts: str = ",".join(PARTS)  # which to run, comma-separated

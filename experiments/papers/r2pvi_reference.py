@@ -1,17 +1,20 @@
 """The R2PVI paper's algorithms in NumPy, sample by sample as its authors wrote them, with their faults on request.
 
-An independent oracle for `rl.agents.linear`, and the emulation that turns published numbers into ours. The data and
-the test episodes are drawn in the order of the authors' ``np.random`` calls, so that their numbers come out exactly.
+An independent oracle for `rl.agents.linear` in tests, and what `experiments.papers.r2pvi` emulates published numbers
+by. The data and the test episodes are drawn in the order of the authors' ``np.random`` calls, so that their numbers
+come out exactly.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 
 import jax.numpy as jnp
 import numpy as np
 from scipy import optimize
 
+from rl.envs import american_put
 from rl.envs.american_put import AmericanPut
 from rl.envs.linear_mdp import LinearMDP
 from rl.replay.linear import Trajectories
@@ -182,6 +185,29 @@ def put_rises(env: AmericanPut, count: int) -> np.ndarray:
     """The moves [H-1, count] of their collection, whose seed is 1 for every replication."""
     horizon = len(env.time)
     return np.random.RandomState(1).random_sample((count, horizon)).T[: horizon - 1] < 0.5
+
+
+@functools.cache
+def put_data(count: int = 100, strike: float = 100.0) -> tuple[AmericanPut, list[Trajectories]]:
+    """Their three datasets: one start for each, the same moves for all."""
+    env = american_put.make(strike=strike)
+    rises = jnp.asarray(put_rises(env, count))
+    starts = [jnp.full(count, put_start(seed)) for seed in range(3)]
+    return env, [american_put.trajectories(env, american_put.path(env, start, rises)) for start in starts]
+
+
+def put_returns(
+    q_of: Callable[[Trajectories], Q],
+    rises: Sequence[float] | np.ndarray,
+    count: int = 100,
+    believed: float = 100.0,
+) -> np.ndarray:
+    """Average payoffs of three agents at these probabilities of a rise, from their datasets and test episodes."""
+    env, datasets = put_data(count, believed)
+    anchors, width = np.asarray(env.anchors), float(env.width)
+    features = lambda price: np.maximum(0, 1 - np.abs(price - anchors) / width)
+    agents = [q_of(data) for data in datasets]
+    return np.array([np.mean([put_return(q, features, p, believed=believed) for q in agents]) for p in rises])
 
 
 def put_return(
