@@ -256,9 +256,7 @@ def _population(card: Mapping[str, Any], spec: Spec) -> train.Population:
         kappa=settings.get("head_kappa", 1.0),
         sigma_ratio=settings.get("head_sigma", heads.SIGMA_RATIO),
     )
-    swept = {
-        name: np.repeat(np.float32(values), settings["seeds"]) for name, values in _sweep(card).items()
-    }
+    swept = {name: np.repeat(np.float32(values), settings["seeds"]) for name, values in _sweep(card).items()}
     make = functools.partial(_learner, card, spec, head)
     return train.population(make, _config(card), lambda *_: None, 1, sweep=swept)
 

@@ -170,9 +170,9 @@ def bandit(
         jnp.float32(played - level), jnp.float32(worth - level), alpha, key, pulls, drawn, trials, resamples
     )
     mean, *resampled = np.asarray(curves, np.float64) + level
-    low, high = np.quantile(resampled, [0.025, 0.975], axis=0)
-    alone = np.full(pulls if len(played) == 1 else 0, np.nan)
-    return Chosen(mean, *(alone, alone) if alone.size else (low, high))
+    if len(played) == 1:
+        return Chosen(mean, *np.full((2, pulls), np.nan))
+    return Chosen(mean, *np.quantile(resampled, [0.025, 0.975], axis=0))
 
 
 @functools.partial(jax.jit, static_argnames=("pulls", "drawn", "trials", "resamples"))

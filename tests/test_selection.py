@@ -93,13 +93,17 @@ def test_expected_best_by_other_scores_has_no_optimism() -> None:
 def test_a_bandit_among_policies_without_noise_tries_each_once_and_keeps_the_best() -> None:
     """Then its first n pulls are n policies drawn at random. The better of two is chosen from the second on."""
     scores = np.array([-3.0, -8.0, -2.5, -10.0, -4.0])  # an untried policy, counted as 0, would win
-    curve = selection.bandit(np.repeat(scores[:, None], 3, 1), 8, jax.random.key(0), trials=1000, resamples=40)
+    curve = selection.bandit(
+        np.repeat(scores[:, None], 3, 1), 8, jax.random.key(0), trials=1000, resamples=40
+    )
     expected = [selection.expected_best(scores, min(n, 5)) for n in range(1, 9)]
     np.testing.assert_allclose(curve.mean[:4], expected[:4], atol=4 * scores.std() / math.sqrt(1000))
     np.testing.assert_allclose(curve.mean[4:], -2.5, rtol=1e-6)
     assert (curve.low <= curve.mean + 1e-6).all() and (curve.mean <= curve.high + 1e-6).all()
     assert curve.low[-1] < curve.high[-1]  # others might not have the best one among them
-    three = selection.bandit(np.repeat(scores[:, None], 3, 1), 8, jax.random.key(0), policies=3, trials=1000, resamples=1)
+    three = selection.bandit(
+        np.repeat(scores[:, None], 3, 1), 8, jax.random.key(0), policies=3, trials=1000, resamples=1
+    )
     assert three.mean[-1] == pytest.approx(selection.expected_best(scores, 3), abs=0.3)
 
 
@@ -122,7 +126,10 @@ def test_a_trial_is_that_of_a_loop() -> None:
         seen[arm].append(returns[arms[arm], episode])
         expected.append(scores[arms[int(np.argmax([np.mean(x) if x else -math.inf for x in seen]))]])
     assert len(set(expected)) > 2 and min(map(len, seen)) > 2
-    curve = selection._trial(np.float32(returns), np.float32(scores), alpha, arms, episodes)
+    of_numpy = [
+        jax.numpy.asarray(x) for x in (np.float32(returns), np.float32(scores), alpha, arms, episodes)
+    ]
+    curve = selection._trial(*of_numpy)
     np.testing.assert_allclose(curve, expected, rtol=1e-6)
 
 
