@@ -242,8 +242,8 @@ def _tuning_blocks(result: Mapping[str, Any]) -> Iterator[str]:
     alone = any(np.isnan(row["best"][0]["ci95"][0]) for row in rows)
     yield (
         "What one gets who trains k of the settings, drawn at random, and keeps the best: expected last scores "
-        "(`rl.selection.expected_best`). The other seeds choose the best, and the one that is left out counts; intervals "
-        "are over the one left out."
+        "(`rl.selection.expected_best`). The other seeds choose the best, and the one that is left out counts; "
+        "intervals are over the one left out."
         + " A single seed does both, which flatters, and has no interval."
         * alone
     )
@@ -264,10 +264,10 @@ def _tuning_blocks(result: Mapping[str, Any]) -> Iterator[str]:
     )
     if figures := _choices(result):
         yield (
-            "And with n episodes to choose by: a UCB bandit plays the policies of all settings and seeds, one episode at a "
-            "time, and keeps the one with the largest mean so far (Jackson et al. 2025; `rl.selection.bandit`). It plays "
-            "the first half of the episodes of the last evaluation, and the other half counts. Intervals: bootstrap over "
-            "policies."
+            "And with n episodes to choose by: a UCB bandit plays the policies of all settings and seeds, one episode "
+            "at a time, and keeps the one with the largest mean so far (Jackson et al. 2025; `rl.selection.bandit`). "
+            "It plays the first half of the episodes of the last evaluation, and the other half counts. Intervals: "
+            "bootstrap over policies."
         )
     for task in figures:
         yield f"![{task}, with n episodes]({_choice_file(task)})"

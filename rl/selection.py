@@ -162,7 +162,8 @@ def bandit(
         raise ValueError(f"policies={drawn} of {len(played)} cannot be drawn: give 1 to {len(played)}")
     if min(pulls, trials, resamples) < 1 or not alpha >= 0:
         raise ValueError(
-            f"pulls={pulls}, trials={trials} and resamples={resamples} must be at least 1, and alpha={alpha} not negative"
+            f"pulls={pulls}, trials={trials} and resamples={resamples} must be at least 1, and alpha={alpha} not "
+            "negative"
         )
     # What is compared are differences: without the common part float32 holds them.
     level = played.mean()

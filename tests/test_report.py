@@ -610,6 +610,7 @@ def test_what_cannot_be_reported_is_refused(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_sweep_says_what_one_gets_who_can_try_k_settings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
