@@ -281,7 +281,9 @@ def _choices(result: Mapping[str, Any]) -> dict[str, dict[str, tuple[Any, Any, A
     for row in result.get("tuned", []):
         if row["bandit"] is not None:
             curve = tuple(row["bandit"][name] for name in ("episodes", "mean", "low", "high"))
-            figures.setdefault(row["task"], {})[row["agent"]] = curve
+            of_task = figures.setdefault(row["task"], {})
+            # Two files may sweep an agent with different heads, say, which their labels do not name.
+            of_task[row["agent"] if row["agent"] not in of_task else row["variants"][0] + ", ..."] = curve
     return figures
 
 

@@ -629,7 +629,7 @@ def test_a_sweep_says_what_one_gets_who_can_try_k_settings(
     file = board(tmp_path, parameters=parameters)
     plan = layout.load(file, {}, str(tmp_path / "runs"))
     place, other = plan.programs
-    scores = np.random.default_rng(1).normal(size=(2, 4, 3, EPISODES)) + np.arange(4)[:, None, None]
+    scores = np.random.default_rng(1).normal(size=(2, 4, 3, EPISODES)) + np.arange(4)[:, None, None] / 9
     for folder in (place, other):
         leave(folder, scores.reshape(2, 12, EPISODES), finished=False)
         variants = [{"parameters": {"t": i}, "scores": lifecycle.summary(folder, i, 4)} for i in range(4)]

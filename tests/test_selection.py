@@ -115,9 +115,10 @@ def test_one_policy_is_chosen_whatever_it_returns() -> None:
 
 def test_a_trial_is_that_of_a_loop() -> None:
     """UCB1 with its bonus, draws and choices, written down a second time."""
-    rng = np.random.default_rng(0)
-    returns, scores = rng.normal(size=(6, 9)) + np.arange(6)[:, None] / 3, rng.normal(size=6)
-    arms, episodes, alpha = rng.permutation(6)[:4], rng.integers(9, size=60), 6.0
+    rng = np.random.default_rng(7)
+    returns, scores = rng.normal(size=(6, 9)), rng.normal(size=6)
+    returns -= returns.mean(1, keepdims=True) - np.arange(6)[:, None] / 20  # hard to tell apart
+    arms, episodes, alpha = rng.permutation(6)[:4], rng.integers(9, size=200), 6.0
     seen: list[list[float]] = [[] for _ in arms]
     expected = []
     for pull, episode in enumerate(episodes, 1):
