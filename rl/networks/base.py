@@ -42,7 +42,8 @@ def from_nnx(make: Callable[[nnx.Rngs], nnx.Module]) -> Network:
     """
     from flax import nnx  # half a second that only its users wait for
 
-    graph, _, others = nnx.split(nnx.eval_shape(lambda: make(nnx.Rngs(0))), nnx.Param, ...)
+    module = nnx.eval_shape(lambda: make(nnx.Rngs(0)))
+    graph, others = nnx.graphdef(module), nnx.state(module, nnx.Not(nnx.Param))
     if kept := [".".join(map(str, path)) for path, _ in nnx.to_flat_state(others)]:
         raise ValueError(
             f"a network's module may keep parameters only, and this one keeps {', '.join(kept)}, which no update would "
