@@ -14,7 +14,7 @@ import inspect
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -22,8 +22,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from rl import acting, keys
-from rl.replay.dataset import Dataset
-from rl.replay.source import Source
+from rl.replay.dataset import Dataset, Discounts
+from rl.replay.source import Discounted, Source
 from rl.types import Actor, Array, Key, Learner, Metrics, State, Transition
 
 # Axes of a stacked state: one axis over seeds everywhere but in the step, which all share. With a shared
@@ -164,13 +164,16 @@ def population(
         products keep its cores busy, and its parameters stay in cache.
 
     Raises:
-      ValueError: a field that is unknown or no float, lists of different lengths, or a value of 0; from ``init`` and
-        ``epoch``, if keys are not one for each run.
+      ValueError: a field that is unknown or no float, lists of different lengths, or a value of 0; a source that draws
+        by another discount than the agent's, or by one where that is swept; from ``init`` and ``epoch``, if keys are
+        not one for each run; from ``epoch``, data made with another discount (`rl.replay.dataset.n_step`, chunks).
     """
     check_sweep(sweep or {})
     hypers = {name: jnp.asarray(values) for name, values in (sweep or {}).items()}
     for name in hypers:
         _check_field(config, name)
+    if isinstance(sample, Discounted):
+        _check_discounts(config, hypers, {"discount": sample.discount}, "the source draws")
 
     def learner(hyper: Mapping[str, Array]) -> Learner:
         return make(dataclasses.replace(config, **hyper))
@@ -191,6 +194,9 @@ def population(
 
     def epoch(state: State, dataset: Dataset, run_keys: Key) -> tuple[State, Report]:
         check(run_keys)
+        for made in jax.tree.leaves(dataset, is_leaf=_are_discounts):
+            if _are_discounts(made):
+                _check_discounts(config, hypers, dataclasses.asdict(made), "the data hold returns made")
 
         def one(state: State, key: Key, hyper: Mapping[str, Array]) -> tuple[State, Report]:
             return scan_updates(learner(hyper).update, sample, steps, unroll=unroll)(state, dataset, key)
@@ -236,6 +242,27 @@ def _check_field(config: Any, name: str) -> None:
         else ""
     )
     raise ValueError(f"cannot sweep {name!r} in one program: only float fields of the config can be{whole}")
+
+
+def _are_discounts(x: Any) -> bool:
+    return isinstance(x, Discounts)
+
+
+def _check_discounts(
+    config: Any, swept: Container[str], given: Mapping[str, float], batches: str
+) -> None:
+    """Raises ValueError if ``batches`` depend on another discount than an agent's, or on one where it has several."""
+    for name, value in given.items():
+        if name in swept:
+            raise ValueError(
+                f"a sweep of {name}: {batches} with {name}={value:g} for all runs: "
+                "train every value as a run of its own"
+            )
+        own = getattr(config, name, value)
+        if own != value:
+            raise ValueError(
+                f"{batches} with {name}={value:g}, and the agent has {name}={own:g}: give both the same"
+            )
 
 
 def check_sweep(sweep: Mapping[str, Any]) -> None:

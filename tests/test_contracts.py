@@ -29,7 +29,7 @@ from rl.networks import entity
 from rl.replay import chunks, goals
 from rl.replay import dataset as replay
 from rl.replay.goals import GoalBatch
-from rl.replay.source import Source
+from rl.replay.source import Discounted, Source, concatenated
 from rl.types import Key, Learner, State, Transition
 from rl.values import heads
 
@@ -735,6 +735,57 @@ def test_a_float_that_was_written_as_an_int_is_told_so() -> None:
         train.population(iql()[1], Gain(3), replay.sampler(BATCH), STEPS, sweep={"gain": [1.0, 2.0]})
 
 
+def test_discounts_of_batches_and_of_agents_are_compared() -> None:
+    """Half of what a run learned had the discount that it was said to have, without a word."""
+    (loaded, make), state = iql(), State({}, {}, {}, jnp.zeros((), int))
+    one, config = jax.random.split(jax.random.key(0), 1), small("iql", discount=0.9)
+    several = replay.n_step(loaded.dataset, 3, 0.5)
+    in_chunks = chunks.make(loaded.dataset, 2, 0.9, 0.8)
+    both = concatenated(replay.sampler(BATCH), replay.sampler(BATCH))
+    for sample, data in ((replay.sampler(BATCH), several), (both, (loaded.dataset, several))):
+        runs = train.population(make, config, sample, STEPS)
+        with pytest.raises(ValueError, match=r"returns made with discount=0\.5, .* the agent has discount=0\.9"):
+            jax.eval_shape(runs.epoch, state, data, one)
+    swept = train.population(make, config, chunks.sampler(BATCH, 2), STEPS, sweep={"discount": [0.9]})
+    with pytest.raises(ValueError, match=r"a sweep of discount: the data hold returns made with discount=0\.9"):
+        swept.epoch(state, in_chunks, one)
+    deas = small("deas", discount=0.9, chunk_discount=0.9)
+    runs = train.population(make, deas, chunks.sampler(BATCH, 2), STEPS)
+    with pytest.raises(ValueError, match=r"made with chunk_discount=0\.8, .* the agent has chunk_discount=0\.9"):
+        runs.epoch(state, in_chunks, one)
+
+    geometric = goals.Hindsight()
+    draw = goals.sampler(BATCH, geometric, 0.99)
+    for sample in (draw, shard.data_parallel(draw, shard.mesh())):
+        with pytest.raises(ValueError, match=r"the source draws with discount=0\.99, .* discount=0\.9"):
+            train.population(make, small("gciql", discount=0.9), sample, STEPS)
+        with pytest.raises(ValueError, match="a sweep of discount: the source draws"):
+            train.population(make, small("gciql"), sample, STEPS, sweep={"discount": [0.9, 0.95]})
+    train.population(make, small("gciql", discount=0.99), draw, STEPS)
+
+
+def test_a_discount_that_no_update_reads_is_not_swept() -> None:
+    """All runs were the same; HECRL, whose goals need none, can have several."""
+    uniform = goals.Goals(geometric=False)
+    hindsight = goals.Hindsight(value=uniform)
+    sample, sweep = goals.sampler(BATCH, hindsight, 0.99), {"discount": [0.9, 0.99]}
+    keys = jax.random.split(jax.random.key(0), 2)
+    for agent in ("crl", "qrl"):
+        make = maker(agent, load("goals"), "scalar")
+        runs = train.population(make, small(agent, goals=hindsight), sample, STEPS, sweep=sweep)
+        with pytest.raises(ValueError, match="a sweep of discount: this agent's updates know none"):
+            runs.init(keys, None)
+    config = small("hecrl")
+    runs = train.population(
+        lambda config: Learner(lambda key, _: State({"g": config.discount}, {}, {}, jnp.zeros((), int)), still, still),
+        config,
+        goals.sampler(BATCH, config.goals, 0.99),
+        STEPS,
+        sweep=sweep,
+    )
+    np.testing.assert_array_equal(runs.init(keys, None).params["g"], np.float32([0.9, 0.99]))
+
+
 def test_a_switch_cannot_be_swept() -> None:
     """CQL's 0 leaves its multiplier out, which a traced 0 does not: the run would be another than it says."""
     cql = small("cql")
@@ -771,7 +822,8 @@ def test_every_field_that_can_be_swept_is_accepted_by_its_agent(kind: str, agent
     """No float field is used where the program is built: each survives being a tracer."""
     config, make = small(agent), maker(agent, load(kind), "scalar")
     dataset, sample = source(kind, config)
-    floats = [f.name for f in dataclasses.fields(config) if isinstance(getattr(config, f.name), float)]
+    floats = {f.name for f in dataclasses.fields(config) if isinstance(getattr(config, f.name), float)}
+    floats -= {"discount"} if isinstance(sample, Discounted) else set()  # goals are drawn by one
     sweep = {name: [getattr(config, name) or 0.5] * 2 for name in floats}  # no 0, which is a switch
     runs = train.population(make, config, sample, STEPS, sweep=sweep)
     keys = jax.random.split(jax.random.key(0), 2)

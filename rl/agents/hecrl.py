@@ -115,9 +115,10 @@ class Config:
                 "goals.subgoal_steps=0 leaves batches without subgoals to learn from: give the steps to one, such as "
                 "50, or subgoals=none"
             )
+        swept = isinstance(self.radius, jax.Array) or isinstance(self.discount, jax.Array)
         low, high = goals.value_bounds(self.goals, self.discount)
-        planned = self.subgoals != "none" and self.filtered and not isinstance(self.radius, jax.Array)
-        if planned and not low - 1e-3 <= self.radius <= high:
+        planned = self.subgoals != "none" and self.filtered
+        if planned and not swept and not low - 1e-3 <= self.radius <= high:
             raise ValueError(
                 f"radius={self.radius} lies outside of [{low:.4g}, {high:.4g}], all that values can be with this "
                 "discount and these goals, so that it tells no candidates apart: give one inside, or filtered=False"

@@ -30,7 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rl.replay import dataset as replay
-from rl.replay.dataset import Dataset
+from rl.replay.dataset import Dataset, Discounts
 from rl.replay.source import Source
 from rl.types import Array, Key, Spec, Transition
 
@@ -41,6 +41,7 @@ class Chunks(NamedTuple):
     steps: Transition  # [N, ...] over H steps (`rl.replay.dataset.n_step`), but for their single actions
     starts: Any  # [M] int32: rows whose chunks are whole, or end by termination
     last: Any  # [N] int32: the last row of each one's episode
+    discounts: Discounts | None = None  # of chunks of several steps
 
 
 def spec(spec: Spec, length: int) -> Spec:
@@ -75,7 +76,8 @@ def make(dataset: Dataset, length: int, discount: float, reward_discount: float 
     start, steps = np.arange(replay.size(dataset)), dataset.transitions
     end = replay.reach(dataset, length)
     drawn = (end - start == length - 1) | (np.asarray(steps.discount)[end] == 0)
-    over = replay.n_step(dataset, length, discount, reward_discount).transitions
+    returns = replay.n_step(dataset, length, discount, reward_discount)
+    over = returns.transitions
     following = np.minimum(end + 1, len(start) - 1)
     # Where a log has no next observations, the step that a time limit cut is left out, and the one before it, the last
     # that is left, still knows its next action: there is no chunk after it all the same.
@@ -83,7 +85,7 @@ def make(dataset: Dataset, length: int, discount: float, reward_discount: float 
     known = (over.has_next_action > 0) & after & drawn[following]
     over = over._replace(action=steps.action, next_action=steps.action, has_next_action=np.float32(known))
     last = ends[np.searchsorted(ends, start)]
-    return Chunks(over, np.flatnonzero(drawn).astype(np.int32), last.astype(np.int32))
+    return Chunks(over, np.flatnonzero(drawn).astype(np.int32), last.astype(np.int32), returns.discounts)
 
 
 def _ends(dataset: Dataset, length: int) -> np.ndarray:

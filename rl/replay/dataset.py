@@ -6,6 +6,8 @@ The same type holds NumPy arrays (as readers return it) and device arrays (as th
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -16,11 +18,25 @@ from rl.replay.source import Source
 from rl.types import Array, Key, Transition
 
 
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Discounts:
+    """What returns over several steps were made with.
+
+    It is no array but a part of their structure, so that compiled code, too, can compare it with an agent's
+    (`rl.train.population`).
+    """
+
+    discount: float  # gamma
+    chunk_discount: float  # of rewards within the steps
+
+
 class Dataset(NamedTuple):
     """``N`` logged steps in the order they were logged, episodes one after another."""
 
     transitions: Transition  # [N, ...]
     last: Any  # [N] bool: the last logged step of its episode, by termination or by time limit
+    discounts: Discounts | None = None  # of transitions over several steps (`n_step`)
 
 
 def size(dataset: Dataset) -> int:
@@ -70,9 +86,10 @@ def n_step(dataset: Dataset, n: int, discount: float, reward_discount: float | N
     """
     if n == 1:
         return dataset
+    within = discount if reward_discount is None else reward_discount
     start, end, steps = np.arange(size(dataset)), reach(dataset, n), dataset.transitions
     powers = lambda gamma: np.cumprod(np.append(1.0, np.full(n - 1, gamma)), dtype=np.float32)
-    weight = powers(discount if reward_discount is None else reward_discount)
+    weight = powers(within)
     reward = np.array(steps.reward, np.float32)
     for k in range(1, n):
         later = np.minimum(start + k, end)
@@ -88,7 +105,8 @@ def n_step(dataset: Dataset, n: int, discount: float, reward_discount: float | N
                 known.reshape(-1, *(1,) * (steps.action.ndim - 1)), last.next_action, steps.action
             ),
             has_next_action=last.has_next_action,
-        )
+        ),
+        discounts=Discounts(discount, within),
     )
 
 
