@@ -109,11 +109,6 @@ def problem(
             f"--dataset={settings.dataset}: --agent={settings.agent} would take a set of entities for a history; "
             f"leave {entities.SUFFIX} out, or use hecrl"
         )
-    if any(discount(config) == 1 for config in configs):
-        raise ValueError(
-            "--agent.discount=1: episodes that a time limit cuts go on for ever, and have no value with it: give less "
-            "than 1"
-        )
     from_data = math.isnan(settings.head_low) or math.isnan(settings.head_high)
     for config in configs:
         checks.discount(settings, config, support=from_data and heads.has_support(settings.head))
@@ -364,11 +359,11 @@ def value_bounds(
     """The support that data give for values of chunks of ``length`` actions; ``ends`` of single ones only.
 
     Raises:
-      ValueError: ``gamma`` is 1, and values are without bounds.
+      ValueError: ``gamma`` is 1, and an episode does not terminate.
     """
-    if gamma >= 1:
+    if gamma >= 1 and not replay.always_terminates(dataset):
         raise ValueError(
-            f"--agent.discount={gamma:g}: episodes that a time limit cuts go on for ever, and so would their returns: "
+            f"--agent.discount={gamma:g}: episodes that a time limit cuts go on for ever, and have no value with it: "
             "give less than 1"
         )
     if length == 1 or within == gamma:

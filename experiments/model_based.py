@@ -214,6 +214,10 @@ def check(settings: Settings, config: Config) -> None:
             f"--truth={settings.truth}: with --agent.real=1 nothing is rolled out in any world: leave it out, or give "
             "another --agent"
         )
+    if config.discount == 1:
+        raise ValueError(
+            "--agent.discount=1: rollouts that are cut go on for ever, and have no value with it: give less than 1"
+        )
     if settings.runaway < 0:
         raise ValueError(f"--runaway={settings.runaway} must not be negative")
     if settings.model_deterministic and config.uncertainty == "aleatoric":

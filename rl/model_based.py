@@ -191,7 +191,7 @@ def target_range(config: Config, discount: float, spec: Spec, low: float, high: 
         return low - (high - low), high
     nest.require_array(spec.observation_shape, "a dynamics ensemble")
     largest = math.exp(0.25) * math.sqrt(math.prod(spec.observation_shape) + 1)
-    return low - config.penalty * largest / (1 - discount), high
+    return low - replay.for_ever(config.penalty * largest, discount), high
 
 
 def over_seeds(
@@ -303,8 +303,10 @@ def largest_value(dataset: Dataset, discount: float) -> Largest:
     """The bound if the logged rewards are all there are; actions [N, D].
 
     Raises:
-      ValueError: a reward is not finite.
+      ValueError: a reward is not finite, or ``discount`` is 1, with which nothing bounds a value.
     """
+    if discount >= 1:
+        raise ValueError(f"discount={discount:g}: values of rollouts, which are cut, have no bound: give less than 1")
     reward, action = (np.asarray(x) for x in (dataset.transitions.reward, dataset.transitions.action))
     bad = np.flatnonzero(~np.isfinite(reward))
     if bad.size:

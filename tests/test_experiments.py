@@ -811,7 +811,10 @@ def test_where_to_evaluate_is_said_to_who_evaluates(
 @pytest.mark.parametrize(("length", "within"), [(1, 1.0), (2, 0.9)])
 def test_a_discount_of_1_is_refused_by_its_flag(length: int, within: float) -> None:
     with pytest.raises(ValueError, match=r"--agent\.discount=1: .* give less than 1"):
-        common.value_bounds(data.load("synthetic-continuous").dataset, length, 1.0, within)
+        common.value_bounds(cut := data.load("synthetic-continuous").dataset, length, 1.0, within)
+    alive = np.float32(~cut.last)
+    ended = cut._replace(transitions=cut.transitions._replace(discount=alive))
+    assert np.isfinite(common.value_bounds(ended, length, 1.0, within)).all()
 
 
 def test_integer_actions_that_were_never_logged_are_no_mismatch() -> None:

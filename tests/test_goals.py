@@ -218,7 +218,7 @@ def changed(last: Any) -> Dataset:
 @pytest.mark.parametrize(
     ("dataset", "hindsight", "state", "match"),
     [
-        (changed(np.zeros(ROWS, bool)), OGBENCH, None, "without trajectories.*Dataset.last"),
+        (changed(np.zeros(ROWS, bool)), OGBENCH, None, "no episode ends in 20 rows.*Dataset.last"),
         (
             changed(np.ones(ROWS, bool)),
             OGBENCH,

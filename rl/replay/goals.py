@@ -32,7 +32,7 @@ import numpy as np
 
 from rl import nest
 from rl.nest import GOAL, OBSERVATION
-from rl.replay.dataset import Dataset, own_successors
+from rl.replay.dataset import Dataset, episode_ends, own_successors
 from rl.replay.source import Discounted, Source
 from rl.types import Array, Key, Spec, Transition
 
@@ -104,12 +104,8 @@ def trajectories(dataset: Dataset, hindsight: Hindsight, state: Any = None) -> T
       ValueError: no episode ends, an episode has a single step, none is as long as a subgoal is far, or ``state`` has
         not one row for each step.
     """
-    last = np.asarray(dataset.last)
-    if not last.size or not last[-1]:
-        raise ValueError(
-            "a dataset without trajectories: goals are later states of an episode, and the last row does not end one; "
-            "mark the last logged step of every episode (Dataset.last)"
-        )
+    last = np.zeros(len(dataset.last), bool)
+    last[episode_ends(dataset)] = True
     for name, rows in nest.named("state", state).items() if state is not None else ():
         if len(rows) != len(last):
             raise ValueError(f"{name} has {len(rows)} rows, and there are {len(last)} steps: one for each")
