@@ -368,11 +368,11 @@ def render(
     labels = lifecycle.labels(this.variants) or [""]
     with jax.default_device(cpu):
         for number, (label, variant) in enumerate(zip(labels, logged.variants(config, sweep), strict=True)):
-            first = jax.tree.map(lambda x, i=number * settings.seeds: x[i], local._replace(step=None))
+            first = train.member(local, number * settings.seeds)
             learner = agents.get(settings.agent).make(variant, task.data.loaded.spec, task.data.head)
             policy = rollouts.Policy(
                 learner,
-                jax.device_put(first._replace(step=local.step), cpu),
+                jax.device_put(first, cpu),
                 task.data.transform,
                 np.asarray(task.data.dataset.transitions.observation),
             )

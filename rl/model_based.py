@@ -78,6 +78,10 @@ class Carry(NamedTuple):
     buffer: Any  # a `ring.Ring` of model rows; () where there is no model
 
 
+# Axes over seeds, as `rl.train.STACKED`.
+STACKED = Carry(train.STACKED, buffer=0)
+
+
 class Inputs(NamedTuple):
     """What an epoch reads and does not change."""
 
@@ -86,7 +90,7 @@ class Inputs(NamedTuple):
 
 
 class Loop(NamedTuple):
-    """Training as two pure functions of one seed."""
+    """Training as two pure functions of one seed; of several, `over_seeds` and ``init`` with `STACKED` for out_axes."""
 
     init: Callable[[Key, Dataset], Carry]
     epoch: Callable[[Carry, Inputs, Key], tuple[Carry, train.Report]]  # for `rl.train.epochs`
@@ -197,19 +201,19 @@ def target_range(config: Config, discount: float, spec: Spec, low: float, high: 
 def over_seeds(
     epoch: Callable[[Carry, Inputs, Key], tuple[Carry, train.Report]], *, batched: bool
 ) -> Callable[[Carry, Inputs, Key], tuple[Carry, train.Report]]:
-    """``epoch`` of [S] carries, worlds and keys, on one dataset.
+    """``epoch`` of carries (`STACKED`), worlds [S, ...] and keys [S], on one dataset.
 
     ``batched`` advances seeds together, as accelerators want it; otherwise one after another in the same program.
     """
     if batched:
         axes: Any = Inputs(None, 0)  # type: ignore[arg-type]
-        return jax.vmap(epoch, (0, axes, 0))
+        return jax.vmap(epoch, (STACKED, axes, 0), (STACKED, 0))
 
     def one_by_one(carry: Carry, inputs: Inputs, run_keys: Key) -> tuple[Carry, train.Report]:
-        def one(seed_inputs: tuple[Carry, Any, Key]) -> tuple[Carry, train.Report]:
-            return epoch(seed_inputs[0], inputs._replace(world=seed_inputs[1]), seed_inputs[2])
+        def one(carry: Carry, key: Key, world: Any) -> tuple[Carry, train.Report]:
+            return epoch(carry, inputs._replace(world=world), key)
 
-        return jax.lax.map(one, (carry, inputs.world, run_keys))
+        return train.in_turn(one)(carry, run_keys, inputs.world)
 
     return one_by_one
 

@@ -128,6 +128,59 @@ def _check_source(sample: Source) -> None:
         ) from None
 
 
+def member(stacked: Carried, index: Array | int) -> Carried:
+    """One seed's part of a stacked state, or of a pytree with one in it: [...] of arrays [S, ...], and the shared step."""
+
+    def part(x: Any) -> Any:
+        if _is_state(x):
+            return jax.tree.map(lambda leaf: leaf[index], x._replace(step=None))._replace(step=x.step)
+        return x[index]
+
+    return jax.tree.map(part, stacked, is_leaf=_is_state)
+
+
+def in_turn(epoch: Callable[..., tuple[Carried, Report]]) -> Callable[..., tuple[Carried, Report]]:
+    """An epoch of one seed as one of all, one after another, in place: no seed's arrays exist twice.
+
+    Args:
+      epoch: (a state or a pytree with one in it, further arguments) -> the same after it, and its report.
+
+    Returns:
+      The same of stacked states (`STACKED`) and of arguments [S, ...], of which there is at least one.
+    """
+
+    def run(stacked: Carried, *arguments: Any) -> tuple[Carried, Report]:
+        def one(before: Carried, place: tuple[Any, ...]) -> tuple[Carried, Report]:
+            index, *own = place
+            # All start at the step that they share, which those before have counted on.
+            start = jax.tree.map(_with_step, member(before, index), stacked, is_leaf=_is_state)
+            trained, report = epoch(start, *own)
+            put = lambda x, new: _put(x, index, new)
+            return jax.tree.map(put, before, trained, is_leaf=_is_state), report
+
+        count = jax.tree.leaves(arguments)[0].shape[0]
+        return jax.lax.scan(one, stacked, (jnp.arange(count), *arguments))
+
+    return run
+
+
+def _is_state(x: Any) -> bool:
+    return isinstance(x, State)
+
+
+def _with_step(x: Any, like: Any) -> Any:
+    """A state with the step of another; all else as it is."""
+    return x._replace(step=like.step) if _is_state(x) else x
+
+
+def _put(stacked: Any, index: Array, one: Any) -> Any:
+    """``stacked`` with one seed's part in place of its own, and its step."""
+    if not _is_state(stacked):
+        return stacked.at[index].set(one)
+    put = lambda x, new: x.at[index].set(new)
+    return jax.tree.map(put, stacked._replace(step=None), one._replace(step=None))._replace(step=one.step)
+
+
 class Population(NamedTuple):
     """A learner stacked over ``S`` seeds (and hyper-parameters), on one shared dataset."""
 
@@ -206,16 +259,7 @@ def population(
                 state, run_keys, hypers
             )
 
-        def in_place(stacked: State, member: tuple[Array, Key, Mapping[str, Array]]) -> tuple[State, Report]:
-            index, key, hyper = member
-            alone = jax.tree.map(lambda x: x[index], stacked)._replace(step=state.step)
-            trained, report = one(alone, key, hyper)
-            put = jax.tree.map(lambda x, new: x.at[index].set(new), stacked, trained._replace(step=None))
-            return put, report
-
-        indices = jnp.arange(run_keys.shape[0])
-        stacked, report = jax.lax.scan(in_place, state._replace(step=None), (indices, run_keys, hypers))
-        return stacked._replace(step=state.step + steps), report
+        return in_turn(one)(state, run_keys, hypers)
 
     def over_seeds(part: Callable[[Learner], Callable[..., Any]]) -> Callable[..., Any]:
         """A function of a learner for all seeds, each with its hyper-parameters: `arsq` acts by a temperature, say."""

@@ -280,8 +280,7 @@ def assert_close(one: Any, other: Any) -> None:
 
 def seed(state: State, index: int) -> State:
     """One seed's slice of a stacked state, on the host."""
-    alone = jax.tree.map(lambda x: np.asarray(x)[index], state._replace(step=None))
-    return alone._replace(step=np.asarray(state.step))
+    return jax.tree.map(np.asarray, train.member(state, index))
 
 
 def moved(before: Any, after: Any) -> set[str]:

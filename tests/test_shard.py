@@ -194,7 +194,7 @@ def problem(kind: str, agent: str, head: str, **fields: Any) -> tuple[Dataset, A
 def seed(state: State, index: int) -> State:
     """One seed's state, on the host."""
     state = jax.device_get(state)
-    return jax.tree.map(lambda x: x[index], state._replace(step=None))._replace(step=state.step)
+    return train.member(state, index)
 
 
 def assert_close(one: Any, other: Any) -> None:

@@ -16,7 +16,7 @@ import toy_environments
 from gymnasium.spaces import Box, Discrete
 
 from experiments import common, offline, online, trained
-from rl import agents, checkpoint, data, envs, log
+from rl import agents, checkpoint, data, envs, log, train
 from rl.replay import transform
 from rl.types import Spec
 
@@ -84,7 +84,7 @@ def test_an_offline_run_of_a_sweep_in_chunks_acts_again_as_it_did(tmp_path: Path
     )
     values = policies.critics(states, actions)
     assert values.shape == (4, 2, 3)
-    second = jax.tree.map(lambda x: x[1], policies.state._replace(step=None))
+    second = train.member(policies.state, 1)
     expected = learner.critics(second, transform.observations(task.transform, states), actions)
     np.testing.assert_allclose(values[1], expected, rtol=1e-5)
     np.testing.assert_allclose(policies.critics(states[0], actions[0]), values[..., 0], rtol=1e-5)
