@@ -522,6 +522,24 @@ def test_who_has_lost_the_first_process_says_so_unless_it_ends_itself(
     assert heard == texts
 
 
+def test_without_jaxs_private_store_a_run_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another version of JAX may have moved or changed it: a run would end at its start."""
+    nothing, written = SimpleNamespace(), dict[str, str]()
+    of_old = SimpleNamespace(key_value_set=lambda key, value: None)
+    for private in (nothing, SimpleNamespace(global_state=SimpleNamespace(client=of_old))):
+        monkeypatch.setattr("jax._src.distributed", private)
+        hosts._watch()
+        assert "this version of JAX hides the store" in capsys.readouterr().err
+    usual = SimpleNamespace(
+        key_value_set=lambda key, value, allow_overwrite: written.update({key: value}),
+        key_value_dir_get=lambda prefix: list(written.items()),
+    )
+    monkeypatch.setattr("jax._src.distributed", SimpleNamespace(global_state=SimpleNamespace(client=usual)))
+    assert hosts._store() is usual and list(written) == [f"{hosts._SIGNS}0"]
+
+
 # ---- one device ---------------------------------------------------------------------------------------
 
 
