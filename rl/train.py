@@ -129,7 +129,10 @@ def _check_source(sample: Source) -> None:
 
 
 def member(stacked: Carried, index: Array | int) -> Carried:
-    """One seed's part of a stacked state, or of a pytree with one in it: [...] of arrays [S, ...], and the shared step."""
+    """One seed's part of a stacked state (`STACKED`), or of a pytree with one in it: [...] of arrays [S, ...].
+
+    The step is that of all seeds. What the learner's functions take is such a state.
+    """
 
     def part(x: Any) -> Any:
         if _is_state(x):
@@ -274,12 +277,23 @@ def population(
     return Population(init, epoch, over_seeds(lambda x: x.act), actor, over_seeds(acting.critics))
 
 
+def can_be_swept(config: Any, name: str) -> bool:
+    """Whether runs that differ in this field of a config can be one program: a float, or one that may be None."""
+    value = getattr(config, name, None)
+    return isinstance(value, float) or (value is None and "float" in _declared(config, name))
+
+
+def _declared(config: Any, name: str) -> str:
+    """The type of a field, as it is written."""
+    return {field.name: str(field.type) for field in dataclasses.fields(config)}.get(name, "")
+
+
 def _check_field(config: Any, name: str) -> None:
     """Raises ValueError if a field of the config cannot be swept in one program."""
-    value = getattr(config, name, None)
-    if isinstance(value, float):
+    if can_be_swept(config, name):
         return
-    declared = {field.name: str(field.type) for field in dataclasses.fields(config)}.get(name, "")
+    value = getattr(config, name, None)
+    declared = _declared(config, name)
     whole = (
         f", and its value is the int {value}: write {value}.0"
         if type(value) is int and "float" in declared
@@ -292,9 +306,7 @@ def _are_discounts(x: Any) -> bool:
     return isinstance(x, Discounts)
 
 
-def _check_discounts(
-    config: Any, swept: Container[str], given: Mapping[str, float], batches: str
-) -> None:
+def _check_discounts(config: Any, swept: Container[str], given: Mapping[str, float], batches: str) -> None:
     """Raises ValueError if ``batches`` depend on another discount than an agent's, or on one where it has several."""
     for name, value in given.items():
         if name in swept:

@@ -19,7 +19,7 @@ from absl import flags
 
 from experiments import flags as config_flags
 from experiments import presets
-from rl import agents, checkpoint, data, log
+from rl import agents, checkpoint, data, log, train
 from rl.data.files import expanded
 from rl.types import Spec
 from rl.values import heads
@@ -181,7 +181,7 @@ def _can_be_swept(run: Mapping[str, Any], name: str, value: Any, script: str) ->
     if type(value) not in (int, float) or value == 0:
         return False
     config = scripts.config_of(script)(run.get("agent", scripts.defaults(script).agent))
-    return isinstance(getattr(config, field, None), float)
+    return train.can_be_swept(config, field)
 
 
 def _reach(run: dict[str, Any], script: str) -> list[float]:

@@ -454,7 +454,7 @@ def sac_n(s: Setting) -> Expected:
     params, due = s.params, (s.step + 1) % c.policy_delay == 0
     rate = lambda adam: adam.learning_rate or c.learning_rate
     if due:
-        surplus = entropy - (c.target_entropy or -DIMENSIONS)
+        surplus = entropy - (-DIMENSIONS if c.target_entropy is None else c.target_entropy)
         params = descend(params, rate(c.temperature_optimiser), log_alpha=lambda x: x * surplus)
     alpha = np.exp(params["log_alpha"])
 
@@ -1128,6 +1128,9 @@ def test_where_a_temperature_starts() -> None:
     chosen = agents.get("sac").Config(discount=0.5, target_entropy=-5.0, initial_alpha=2.0)
     low, high = agents.target_range("sac", chosen, Spec((3,), 2), -1.0, 1.0)
     assert (low, high) == pytest.approx((-11.0, 1 + 4 * np.log(2)))
+    # 0 is a target like any other, and not the sign for minus the number of dimensions.
+    chosen = agents.get("sac").Config(discount=0.5, target_entropy=0.0)
+    assert agents.target_range("sac", chosen, Spec((3,), 2), -1.0, 1.0)[0] == -1.0
 
 
 def test_where_a_learner_starts() -> None:

@@ -496,6 +496,21 @@ def test_agents_of_other_scripts_are_named_with_these() -> None:
                 agents.get(name)
 
 
+def test_published_names_of_settings_are_answered_with_their_flags() -> None:
+    for name, flags in {
+        "ReBRAC-10": "--agent=rebrac --agent.critics=10",
+        "REDQ": "--agent.subset=2",
+        "QC": "--chunk=5",
+        "VaGraM": "experiments.mbpo --agent=sac --model_loss=vagram",
+        "C51": "--agent=dqn --head=c51",
+        "QR-DQN": "--agent=dqn --head=quantile",
+        "MOPO": r"experiments.model_based --agent=mopo; .*METHODS\['mopo'\]",
+        "IQL": "did you mean 'iql'",
+    }.items():
+        with pytest.raises(ValueError, match=f"unknown agent '{name}': .*{flags}"):
+            agents.get(name)
+
+
 def test_a_file_of_the_current_folder_is_an_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy of the example by its name alone, which hides no agent of the library."""
     monkeypatch.syspath_prepend(tmp_path)
@@ -743,14 +758,20 @@ def test_discounts_of_batches_and_of_agents_are_compared() -> None:
     both = concatenated(replay.sampler(BATCH), replay.sampler(BATCH))
     for sample, data in ((replay.sampler(BATCH), several), (both, (loaded.dataset, several))):
         runs = train.population(make, config, sample, STEPS)
-        with pytest.raises(ValueError, match=r"returns made with discount=0\.5, .* the agent has discount=0\.9"):
+        with pytest.raises(
+            ValueError, match=r"returns made with discount=0\.5, .* the agent has discount=0\.9"
+        ):
             jax.eval_shape(runs.epoch, state, data, one)
     swept = train.population(make, config, chunks.sampler(BATCH, 2), STEPS, sweep={"discount": [0.9]})
-    with pytest.raises(ValueError, match=r"a sweep of discount: the data hold returns made with discount=0\.9"):
+    with pytest.raises(
+        ValueError, match=r"a sweep of discount: the data hold returns made with discount=0\.9"
+    ):
         swept.epoch(state, in_chunks, one)
     deas = small("deas", discount=0.9, chunk_discount=0.9)
     runs = train.population(make, deas, chunks.sampler(BATCH, 2), STEPS)
-    with pytest.raises(ValueError, match=r"made with chunk_discount=0\.8, .* the agent has chunk_discount=0\.9"):
+    with pytest.raises(
+        ValueError, match=r"made with chunk_discount=0\.8, .* the agent has chunk_discount=0\.9"
+    ):
         runs.epoch(state, in_chunks, one)
 
     geometric = goals.Hindsight()
@@ -776,7 +797,9 @@ def test_a_discount_that_no_update_reads_is_not_swept() -> None:
             runs.init(keys, None)
     config = small("hecrl")
     runs = train.population(
-        lambda config: Learner(lambda key, _: State({"g": config.discount}, {}, {}, jnp.zeros((), int)), still, still),
+        lambda config: Learner(
+            lambda key, _: State({"g": config.discount}, {}, {}, jnp.zeros((), int)), still, still
+        ),
         config,
         goals.sampler(BATCH, config.goals, 0.99),
         STEPS,
@@ -821,7 +844,7 @@ def test_every_field_that_can_be_swept_is_accepted_by_its_agent(kind: str, agent
     """No float field is used where the program is built: each survives being a tracer."""
     config, make = small(agent), maker(agent, load(kind), "scalar")
     dataset, sample = source(kind, config)
-    floats = {f.name for f in dataclasses.fields(config) if isinstance(getattr(config, f.name), float)}
+    floats = {f.name for f in dataclasses.fields(config) if train.can_be_swept(config, f.name)}
     floats -= {"discount"} if isinstance(sample, Discounted) else set()  # goals are drawn by one
     sweep = {name: [getattr(config, name) or 0.5] * 2 for name in floats}  # no 0, which is a switch
     runs = train.population(make, config, sample, STEPS, sweep=sweep)

@@ -130,7 +130,9 @@ def test_values_without_a_discount_are_bounded_where_every_episode_terminates():
     for reward in ([-1, 1, 1, -1], [1, 2, 3, 4]):
         cut = make(reward, [1, 1, 1, 0], [0, 1, 0, 1])
         for bounds in (value_bounds, lambda data, discount: chunks.value_bounds(data, 2, discount, 0.9)):
-            with pytest.raises(ValueError, match="discount=1: episodes that a time limit cuts .* give less than 1"):
+            with pytest.raises(
+                ValueError, match=r"discount=1: episodes that a time limit cuts .* give less than 1"
+            ):
                 bounds(cut, 1.0)
     # Returns 3, 2, 2 and a span of 1; no sum of rewards that are all positive is below one of them.
     ended = make([1, 2, 2], [1, 0, 0], [0, 1, 1])

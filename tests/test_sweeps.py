@@ -262,6 +262,8 @@ def test_only_float_fields_of_the_agent_are_swept() -> None:
     assert fixed("agent.weight", True, False)  # refused later, by its type
     assert fixed("agent.weight", "5", "6")
     assert fixed("reward_shift", 1.0, 2.0)  # the data's, not the agent's
+    soft = [{"agent": "sac_n", "agent.target_entropy": x} for x in (-1.0, -2.0)]
+    assert [program.runs for program in layout.programs(soft, 16)] == [2]  # a float where it is not none
     (program, *_) = layout.programs([{"agent": "deas", "agent.chunk_discount": x} for x in (0.9, 0.95)], 16)
     assert "agent.chunk_discount" in program.fixed  # batches are made with it, once for all runs
 

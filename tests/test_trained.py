@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
-import jax
 import numpy as np
 import point_mass  # noqa: F401  (registers its environment)
 import pytest
