@@ -147,7 +147,9 @@ def _checkpoint(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         raise ValueError(
             f"--run={folder} is no run of experiments.offline, online, goals, model_based or mbpo, whose policies act"
         )
-    if _script(card) == "model_based":  # where a checkpoint holds the loop's carry, once with a step for each seed
+    if (
+        _script(card) == "model_based"
+    ):  # where a checkpoint holds the loop's carry, once with a step for each seed
         arrays = {name.replace("carry/learner/", "state/", 1): array for name, array in arrays.items()}
         arrays["state/step"] = arrays["state/step"].reshape(-1)[0]
     return record, arrays

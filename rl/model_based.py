@@ -12,6 +12,15 @@ on batches of logged and model rows. Methods of the field are settings of this l
 | RAVL | 10 or more | above 0 | as the model says |
 | SAC-N, EDAC | 10 or more | 0, above 0 | there are none: ``real`` is 1 |
 
+Paper and code. Loop and agent are those of RAVL's code (anyasims/edge-of-reach), whose agent is CORL's EDAC: its
+results are what a run here is compared with, and its defaults are those of `Config`. Which N, eta, k and r it had on
+which dataset is in the paper's table alone. MOPO and MOBILE run in the same loop, as in OfflineRL-Kit (Sun 2023,
+MOBILE's author) and not as in MOPO's code from 2020: so methods differ in what the table says and in nothing else, and
+published lengths and penalties (``--preset=paper``) were tuned in it. MOPO's penalty is the paper's, and
+``disagreement`` the ensemble penalty that the paper tries too. What differs from these codes is said where it is:
+`rl.agents.sac_n`, `rl.agents.mobile`, `rl.dynamics.fit`, and with each preset (``missing`` in
+experiments/presets.yaml).
+
 What goes wrong in truncated rollouts is measured in `diagnosis` and ends a run in `check_values`.
 """
 
@@ -310,7 +319,9 @@ def largest_value(dataset: Dataset, discount: float) -> Largest:
       ValueError: a reward is not finite, or ``discount`` is 1, with which nothing bounds a value.
     """
     if discount >= 1:
-        raise ValueError(f"discount={discount:g}: values of rollouts, which are cut, have no bound: give less than 1")
+        raise ValueError(
+            f"discount={discount:g}: values of rollouts, which are cut, have no bound: give less than 1"
+        )
     reward, action = (np.asarray(x) for x in (dataset.transitions.reward, dataset.transitions.action))
     bad = np.flatnonzero(~np.isfinite(reward))
     if bad.size:

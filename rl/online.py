@@ -159,9 +159,7 @@ def chunked(
     )
 
 
-def stacked_frames(
-    depth: int, n: int = 1, discount: float | None = None, environments: int = 1
-) -> View:
+def stacked_frames(depth: int, n: int = 1, discount: float | None = None, environments: int = 1) -> View:
     """Rows that hold the newest of the ``depth`` frames seen, stacked when they are read (`rl.replay.frames`).
 
     Args:
