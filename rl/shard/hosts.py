@@ -118,7 +118,7 @@ def _store() -> Any:
     try:
         from jax._src import distributed
 
-        client = distributed.global_state.client
+        client: Any = distributed.global_state.client
         client.key_value_set(f"{_SIGNS}{jax.process_index()}", "", allow_overwrite=True)
         client.key_value_dir_get(_SIGNS)
     except (ImportError, AttributeError, TypeError):
