@@ -46,6 +46,8 @@ IDENTITY = (
     *("robust", "robust_scale", "robust_updates", "n_step", "chunk", "replan_every"),
 )
 
+ESTIMATES = "policy_estimates.json"  # of a run that has ended, by `experiments.trained`
+
 
 @dataclasses.dataclass(frozen=True)
 class Settings(logged.Settings, common.Chunk):
@@ -82,10 +84,7 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
     """
     check(settings)
     sweep = logged.floats(sweep)
-    if "discount" in sweep and settings.policy_estimates:
-        raise ValueError(
-            "--policy_estimates compares policies by one discount, and the sweep has several: sweep it without them"
-        )
+    check_estimates(settings, sweep)
     for name in ("chunk", "n_step"):
         if getattr(settings, name) > 1 and {"discount", "chunk_discount"} & set(sweep):
             raise ValueError(
@@ -116,6 +115,7 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
             "environment": task.loaded.environment,
         },
         variants=logged.parameters(sweep),
+        leaves=(ESTIMATES,),
     )
     example = source(settings, 2)(batches, jax.random.key(0), 0)  # shapes alone
     state = shard.place_state(jax.jit(population.init)(run_keys, example), mesh)
@@ -230,6 +230,14 @@ def check(settings: Settings) -> None:
         )
 
 
+def check_estimates(settings: Settings, sweep: Mapping[str, Any]) -> None:
+    """Raises ValueError if policies of several discounts are to be estimated, whose values cannot be compared."""
+    if "discount" in sweep and settings.policy_estimates:
+        raise ValueError(
+            "--policy_estimates compares policies by one discount, and the sweep has several: sweep it without them"
+        )
+
+
 def blank_dynamics(settings: Settings, task: Problem) -> ensemble.Model | None:
     """The dynamics model before it is fitted, as NumPy arrays; None where nothing needs one."""
     if not settings.robust:
@@ -326,19 +334,31 @@ def scorer(
             of_task = common.evaluator(settings, actor, task.loaded.environment, count, task.loaded)
             episodes = common.on_cpu(stack.enter_context(of_task))
         if settings.policy_estimates and shard.is_main():
-            fit = fitted_q.Config(discount=discount, updates=settings.policy_estimates)
-            estimate = fitted_q.estimator(population.act, task.loaded.spec, task.head, fit)
-            dataset = jax.device_put(task.dataset)  # once: each estimate would copy it again
+            estimate = estimator(settings, task, population, discount, count)
 
         def score(state: State, index: int) -> dict[str, np.ndarray]:
             local = shard.gather(state, mesh)
             scores: dict[str, np.ndarray] = episodes(local, index) if episodes else {}
             if estimate:
-                fit_keys = keys.of(keys.seeds(jax.random.key(settings.seed), count), "fitted_q")
-                scores["eval/fitted_q"] = np.asarray(estimate(local, dataset, fit_keys))
+                scores["eval/fitted_q"] = estimate(local)
             return scores
 
         yield score
+
+
+def estimator(
+    settings: Settings, task: Problem, population: train.Population, discount: float, count: int
+) -> Callable[[State], np.ndarray]:
+    """Fitted Q-evaluation as the flags say: a function of the state [count, ...] -> estimated values [count].
+
+    Raises:
+      ValueError: observations that are images or dictionaries.
+    """
+    fit = fitted_q.Config(discount=discount, updates=settings.policy_estimates)
+    estimate = fitted_q.estimator(population.act, task.loaded.spec, task.head, fit)
+    dataset = jax.device_put(task.dataset)  # once: each estimate would copy it again
+    fit_keys = keys.of(keys.seeds(jax.random.key(settings.seed), count), "fitted_q")
+    return lambda state: np.asarray(estimate(state, dataset, fit_keys))
 
 
 PUBLISHED = Settings(preset=presets.PAPER)

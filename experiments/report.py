@@ -32,7 +32,15 @@ from typing import Any
 from absl import app
 from absl import flags as absl_flags
 
-from experiments import flags, report_page, report_runs, report_scores, report_sources, studies
+from experiments import (
+    flags,
+    report_page,
+    report_runs,
+    report_scores,
+    report_sources,
+    report_tuning,
+    studies,
+)
 from experiments.report_runs import Part
 from rl import lifecycle, log
 from rl.data.files import expanded
@@ -98,6 +106,7 @@ def run(plans: Sequence[Sweep], out: str, baseline: str = "", evaluations: int =
         "cells": cells,
         "better": report_scores.better(cells, against),
         **report_scores.aggregated(cells, score),
+        **report_tuning.tuned(parts, cells, score),
         "published": report_sources.published(parts, cells, score, evaluations),
         "curves": report_scores.curves(parts, score, lost),
         "lost": lost,

@@ -55,6 +55,7 @@ def blocks(result: Mapping[str, Any]) -> Iterator[str]:
         for which, title in WHICH.items():
             yield f"## {_last(result) if which == 'last' else title}"
             yield _table(result, which)
+        yield from _tuning_blocks(result)
     if result["cells"]:
         yield from _published_blocks(result)
     yield from _curve_blocks(result)
@@ -232,6 +233,62 @@ def _table(result: Mapping[str, Any], which: str) -> str:
     return studies.table(head, rows)
 
 
+def _tuning_blocks(result: Mapping[str, Any]) -> Iterator[str]:
+    """What trying several settings of a sweep gives; nothing where it has no such sweep (`report_tuning.tuned`)."""
+    rows = result.get("tuned", [])
+    if not rows:
+        return
+    yield "## With k settings to try"
+    alone = any(np.isnan(row["best"][0]["ci95"][0]) for row in rows)
+    yield (
+        "What one gets who trains k of the settings, drawn at random, and keeps the best: expected last scores "
+        "(`rl.selection.expected_best`). The other seeds choose the best, and the one that is left out counts; "
+        "intervals are over the one left out."
+        + " A single seed does both, which flatters, and has no interval."
+        * alone
+    )
+    style = _style(result)
+    *some, _ = max((row["tries"] for row in rows), key=len)
+    yield studies.table(
+        ("agent", "task", *(f"k = {k}" for k in some), "all"),
+        [
+            (
+                f"`{row['agent']}`",
+                row["task"],
+                *(_between(x["mean"], x["ci95"], style) for x in row["best"][:-1]),
+                *[""] * (len(some) + 1 - len(row["best"])),
+                f"{_between(row['best'][-1]['mean'], row['best'][-1]['ci95'], style)} ({row['tries'][-1]})",
+            )
+            for row in rows
+        ],
+    )
+    if figures := _choices(result):
+        yield (
+            "And with n episodes to choose by: a UCB bandit plays the policies of all settings and seeds, one episode "
+            "at a time, and keeps the one with the largest mean so far (Jackson et al. 2025; `rl.selection.bandit`). "
+            "It plays the first half of the episodes of the last evaluation, and the other half counts. Intervals: "
+            "bootstrap over policies."
+        )
+    for task in figures:
+        yield f"![{task}, with n episodes]({_choice_file(task)})"
+    if without := [f"`{row['agent']}` on {row['task']}" for row in rows if row["bandit"] is None]:
+        yield f"Without a curve, as episodes of the last evaluation are missing: {', '.join(without)}."
+
+
+def _choices(result: Mapping[str, Any]) -> dict[str, dict[str, tuple[Any, Any, Any, Any]]]:
+    """{task: {agent: the bandit's curve}}."""
+    figures: dict[str, dict[str, tuple[Any, Any, Any, Any]]] = {}
+    for row in result.get("tuned", []):
+        if row["bandit"] is not None:
+            curve = tuple(row["bandit"][name] for name in ("episodes", "mean", "low", "high"))
+            figures.setdefault(row["task"], {})[row["agent"]] = curve
+    return figures
+
+
+def _choice_file(task: str) -> str:
+    return _curve_file((task, "choice"))
+
+
 def _reported(row: Mapping[str, Any] | None, style: str) -> str:
     if row is None:
         return ""
@@ -373,6 +430,16 @@ def draw(folder: Path, result: Mapping[str, Any]) -> None:
             title=_of_what(result),
             note="share, 95 % interval",
             rate=True,
+        )
+    for task, choices in _choices(result).items():
+        plot.lines(
+            folder / _choice_file(task),
+            choices,
+            "episodes that the bandit played",
+            f"{score} of the policy it chooses",
+            title=task,
+            note="mean, 95 % interval over policies",
+            rate=result["rate"],
         )
     for (task, group), curves in _figures(result).items():
         plot.learning_curve(

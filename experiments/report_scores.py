@@ -89,7 +89,7 @@ def baselines(parts: Sequence[Part], baseline: str) -> dict[str, str]:
 
     It is the one that has the baseline's value and otherwise the same parameters, or the only one that has it.
     """
-    of = {part.variant: _identity(part) for part in parts}
+    of = {part.variant: identity(part) for part in parts}
     choices = [baseline] if baseline else ["agent=bc", "head=scalar"]
     for name, value in (choice.split("=", 1) if "=" in choice else (choice, "") for choice in choices):
         with_it = [variant for variant, identity in of.items() if str(identity.get(name)) == value]
@@ -111,7 +111,7 @@ def baselines(parts: Sequence[Part], baseline: str) -> dict[str, str]:
     return {}
 
 
-def _identity(part: Part) -> dict[str, Any]:
+def identity(part: Part) -> dict[str, Any]:
     """The parameters that make a variant."""
     script = SCRIPTS[part.script]
     without = {script.task, script.length, "seed"}

@@ -19,6 +19,14 @@ their run was: on each of the environment's tasks, or towards random goals. From
 Observations are the environment's own; those of runs with goals are {"observation": ..., "goal": ...}. Actions lie in
 [-1, 1], to which `rl.envs.make` scales those of an environment, or are integers. Values are discounted returns of
 rewards as the agent saw them (``--reward_scale`` and the others); with ``--chunk``, of whole chunks [..., chunk * D].
+
+Without an environment, fitted Q-evaluation (`rl.fitted_q`) estimates what the policies of a run of
+`experiments.offline` are worth, from its dataset alone and with this many updates:
+
+    python -m experiments.trained --run=runs/hopper-medium-regen-v5/iql-scalar --policy_estimates=20000
+
+No episodes are played then. The estimates are those that training with the same ``--policy_estimates`` makes after its
+last update. They are printed, and policy_estimates.json in the run's folder holds them.
 """
 
 from __future__ import annotations
@@ -35,7 +43,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import app
 
-from experiments import checks, common, flags, goals, logged, model_based, rollouts
+from experiments import checks, common, flags, goals, logged, model_based, offline, rollouts
 from rl import acting, checkpoint, envs, lifecycle, log, nest, online, statistics, train
 from rl.agents import sac_n
 from rl.data import d4rl
@@ -62,6 +70,9 @@ class Settings:
     episodes: int = 100  # of each seed's policy, and of each task of a run with goals
     seed: int = 0  # of the episodes
     eval_processes: int = -1  # worker processes for environments; -1: one per core, 0: none
+    policy_estimates: int = 0  # updates of fitted Q-evaluation, in place of episodes; 0: play episodes
+    dataset: str = ""  # for --policy_estimates: the run's data file, if it lies elsewhere now
+    data_folder: str = ""  # for --policy_estimates: where named datasets lie, if not in their usual cache
 
 
 class Policies(NamedTuple):
@@ -105,13 +116,10 @@ def load(run: str | Path, environment: str = "") -> Policies:
             f"--environment={name} has {checks.in_words(spec)}; the run was trained in {trained_in}, which has "
             f"{checks.in_words(of_run)}"
         )
-    sweep = card.get("sweep") or {}
-    labels = tuple(lifecycle.labels(logged.parameters(sweep))) or ("",)
-    count = card["settings"]["seeds"] * len(labels)
-    config = _config(card)
-    several = _population(card, config, spec, sweep)
-    batch = _example(card, config, spec, types)
-    like = jax.eval_shape(several.init, jax.random.split(jax.random.key(0), count), batch)
+    labels = _labels(card)
+    count = _count(card)
+    several = _population(card, spec)
+    like = _like(several, card, spec, types)
     try:
         checks.actions(card, spec)
         state = common.placed_state(arrays, like)
@@ -222,9 +230,22 @@ def _config(card: Mapping[str, Any]) -> Any:
     return flags.with_fields(default(card["agent"]), card["config"])
 
 
-def _population(
-    card: Mapping[str, Any], config: Any, spec: Spec, sweep: Mapping[str, Any]
-) -> train.Population:
+def _labels(card: Mapping[str, Any]) -> tuple[str, ...]:
+    """Of the variants, one for each; ("",) of a run that is no sweep."""
+    return tuple(lifecycle.labels(logged.parameters(_sweep(card)))) or ("",)
+
+
+def _sweep(card: Mapping[str, Any]) -> Mapping[str, Any]:
+    """{hyper-parameter: its value in each variant}."""
+    return card.get("sweep") or {}
+
+
+def _count(card: Mapping[str, Any]) -> int:
+    """How many policies there are."""
+    return int(card["settings"]["seeds"]) * len(_labels(card))
+
+
+def _population(card: Mapping[str, Any], spec: Spec) -> train.Population:
     """The learners of a run, to act with."""
     settings = card["settings"]
     low, high = card.get("support") or (settings.get("head_low"), settings.get("head_high"))
@@ -237,9 +258,15 @@ def _population(
         kappa=settings.get("head_kappa", 1.0),
         sigma_ratio=settings.get("head_sigma", heads.SIGMA_RATIO),
     )
-    swept = {name: np.repeat(np.float32(values), settings["seeds"]) for name, values in sweep.items()}
+    swept = {name: np.repeat(np.float32(values), settings["seeds"]) for name, values in _sweep(card).items()}
     make = functools.partial(_learner, card, spec, head)
-    return train.population(make, config, lambda *_: None, 1, sweep=swept)
+    return train.population(make, _config(card), lambda *_: None, 1, sweep=swept)
+
+
+def _like(several: train.Population, card: Mapping[str, Any], spec: Spec, types: Any) -> State:
+    """The shapes of the learners' state; ``types`` are those of observations."""
+    batch = _example(card, _config(card), spec, types)
+    return jax.eval_shape(several.init, jax.random.split(jax.random.key(0), _count(card)), batch)
 
 
 def _learner(card: Mapping[str, Any], spec: Spec, head: ValueHead, config: Any) -> Learner:
@@ -320,10 +347,105 @@ def scores(policies: Policies, settings: Settings, index: int = _NEW) -> dict[st
         return goals.counted(policies.environment, episodes(policies.state, index))
 
 
+# ---- what they are worth by the data alone ----------------------------------------------------------------
+
+
+def estimates(settings: Settings) -> dict[str, Any]:
+    """Estimated values of the policies of a run, from its dataset alone (`rl.fitted_q`).
+
+    They are discounted returns, from the first states of the log, of rewards as the agent saw them. With the run's own
+    ``--policy_estimates`` they are the last ones that its training made.
+
+    Args:
+      settings: which run, where its data lie, and how many updates (``policy_estimates``) of fitted Q-evaluation.
+
+    Returns:
+      what policy_estimates.json holds: the ``step`` of the checkpoint, the settings, and ``fitted_q`` with ``mean`` and
+      ``per_seed`` [S] or, of a sweep, a list ``variants`` of the ``parameters`` and ``fitted_q`` of each.
+
+    Raises:
+      ValueError: a run of another script, or of chunks of actions, other data than it was trained on, or such whose
+        observations are images or dictionaries or whose steps are in no order.
+    """
+    folder = expanded(settings.run)
+    record, arrays = _checkpoint(folder)
+    card = record["card"]
+    if _script(card) or "dataset" not in card["settings"]:
+        raise ValueError(
+            f"--policy_estimates: --run={settings.run} is no run of experiments.offline, and those alone learn from a "
+            "dataset by which policies can be estimated: leave it out, to play episodes"
+        )
+    of_run = _as_trained(card, settings, folder)
+    offline.check(of_run)
+    offline.check_estimates(of_run, _sweep(card))
+    config = _config(card)
+    task = offline.problem(of_run, logged.variants(config, _sweep(card)))
+    if task.loaded.digest != card["digest"]:
+        raise ValueError(
+            f"--run={settings.run} was trained on other data than {of_run.dataset} has here, as their digests say: "
+            "name its own by --dataset=FILE or --data_folder=FOLDER"
+        )
+    several = _population(card, task.loaded.spec)
+    estimate = offline.estimator(of_run, task, several, common.discount(config), _count(card))
+    like = _like(several, card, task.loaded.spec, np.float32)
+    parts = np.split(estimate(common.placed_state(arrays, like)), len(_labels(card)))
+    values = [{"fitted_q": {"mean": float(part.mean()), "per_seed": part}} for part in parts]
+    variants = logged.parameters(_sweep(card))
+    each = [{"parameters": of, **value} for of, value in zip(variants, values, strict=False)]
+    return {
+        "step": record["step"],
+        "settings": dataclasses.asdict(settings),
+        "digest": task.loaded.digest,
+        **({"variants": each} if each else values[0]),
+    }
+
+
+def _as_trained(card: Mapping[str, Any], settings: Settings, folder: Path) -> offline.Settings:
+    """The settings of a run, of which its card has all that decide what its policies see and what values are."""
+    fields = {field.name for field in dataclasses.fields(offline.Settings)}
+    of_card = {name: value for name, value in card["settings"].items() if name in fields}
+    low, high = card["support"]
+    chosen = {
+        "agent": card["agent"],
+        "policy_estimates": settings.policy_estimates,
+        "head_low": low,
+        "head_high": high,
+        "environment": card["settings"]["environment"] or card.get("environment") or "",
+        "dataset": settings.dataset or card["settings"]["dataset"],
+        "data_folder": settings.data_folder,
+        # The card does not say whether a flag did it, but what came of it
+        "flatten_observations": not isinstance(card.get("observation_shape"), Mapping),
+        "validation": False,
+        "updates": card["settings"]["eval_every"],  # any multiple: nothing is trained
+        "workdir": str(folder),
+    }
+    return offline.Settings(**(of_card | chosen))
+
+
+def show_estimates(found: Mapping[str, Any]) -> None:
+    """Prints what `estimates` returns."""
+    for label, part in common.parts(found):
+        each = " ".join(f"{value:.4g}" for value in part["fitted_q"]["per_seed"])
+        name = f"{label}: fitted_q" if label else "fitted_q"
+        print(f"{name}: {part['fitted_q']['mean']:.4g}; each: {each}")
+    print(
+        "Estimated from the data alone: the discounted return of rewards as the agent sees them, of the policies after "
+        f"step {found['step']} of {found['settings']['run']}. Use it to rank policies; its level is biased where they "
+        "leave the data."
+    )
+
+
 def main(_: list[str]) -> None:
     settings = flags.read(Settings())
     if not settings.run:
         raise ValueError("give the folder of a run: --run=runs/hopper-medium-regen-v5/iql-scalar")
+    checks.not_negative(settings, "policy_estimates")
+    if settings.policy_estimates:
+        found = estimates(settings)
+        show_estimates(found)
+        log.write_json(expanded(settings.run) / offline.ESTIMATES, found | log.provenance())
+        return
+    common.note_unused(settings, "policy_estimates", "dataset", "data_folder")
     checks.at_least_one(settings, "episodes")
     policies = load(settings.run, settings.environment)
     show(policies, scores(policies, settings), settings)

@@ -13,14 +13,24 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 import yaml
 from absl import flags as absl_flags
 from scipy import stats
 
-from experiments import presets, report, report_page, report_runs, report_scores, report_sources, studies
-from rl import agents, data, lifecycle, log, model_based, statistics
+from experiments import (
+    presets,
+    report,
+    report_page,
+    report_runs,
+    report_scores,
+    report_sources,
+    report_tuning,
+    studies,
+)
+from rl import agents, data, lifecycle, log, model_based, selection, statistics
 from sweeps import layout, records
 from sweeps.layout import Program
 
@@ -598,6 +608,58 @@ def test_what_cannot_be_reported_is_refused(
     with pytest.raises(ValueError, match=message):
         report_on(*(word.format(**names) for word in argv), where[1])
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_a_sweep_says_what_one_gets_who_can_try_k_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which settings are one agent's, whose scores choose and which count, of runs that were trained together."""
+    monkeypatch.setattr(report_tuning, "_EPISODES", 5)
+    parameters = {
+        "agent": {"value": "iql"},
+        "agent.temperature": {"values": [1.0, 3.0, 9.0, 27.0]},
+        "head": {"values": ["scalar", "quantile"]},
+        "dataset": {"value": TASKS[0]},
+        "seeds": {"value": 3},
+        "updates": {"value": 20},
+        "eval_every": {"value": 10},
+        "eval_episodes": {"value": EPISODES},
+    }
+    file = board(tmp_path, parameters=parameters)
+    plan = layout.load(file, {}, str(tmp_path / "runs"))
+    place, other = plan.programs
+    scores = np.random.default_rng(1).normal(size=(2, 4, 3, EPISODES)) + np.arange(4)[:, None, None]
+    for folder in (place, other):
+        leave(folder, scores.reshape(2, 12, EPISODES), finished=False)
+        variants = [{"parameters": {"t": i}, "scores": lifecycle.summary(folder, i, 4)} for i in range(4)]
+        log.result(folder, {"updates": 20, "wall_seconds": 1.0, "variants": variants})
+    (other / log.METRICS).unlink()
+    result = report.run([plan], str(tmp_path / "out"))
+    row, lost = result["tuned"]
+    assert (row["agent"], row["task"], len(row["variants"])) == ("iql, scalar", TASKS[0], 4)
+    assert (lost["agent"], lost["bandit"]) == ("iql, quantile", None)
+    last = scores[-1]
+    each = last.mean(-1)  # [setting, seed]
+    for k, best in zip([1, 2, 3, 4], row["best"], strict=True):
+        expected = []
+        for seed in range(3):
+            others = np.delete(each, seed, 1).mean(1)
+            subsets = [list(subset) for subset in itertools.combinations(range(4), k)]
+            expected.append(np.mean([each[subset, seed][others[subset].argmax()] for subset in subsets]))
+        np.testing.assert_allclose(best["each"], expected)
+        np.testing.assert_allclose(best["ci95"], statistics.interval(expected))
+    played, counted = last[..., : EPISODES // 2].reshape(12, -1), last[..., EPISODES // 2 :].reshape(12, -1)
+    curve = selection.bandit(
+        played, 5, jax.random.key(0), scores=counted.mean(1), alpha=2 * float(np.ptp(played)) ** 2
+    )
+    np.testing.assert_array_equal(row["bandit"]["mean"], curve.mean)
+    text = (tmp_path / "out" / studies.REPORT).read_text()
+    assert "| agent | task | k = 1 | k = 2 | k = 3 | all |\n" in text and "] (4) |\n" in text
+    assert f"]({TASKS[0]}-choice.png)" in text and (tmp_path / "out" / f"{TASKS[0]}-choice.png").exists()
+    assert f"episodes of the last evaluation are missing: `iql, quantile` on {TASKS[0]}." in text
+    parts = [part for part in report_runs.read(plan) if part.index < 2]
+    assert report_tuning.tuned(parts, result["cells"], "normalized_return") == {}
 
 
 # ---- what is stored -----------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import toy_environments
 from gymnasium.spaces import Box, Discrete
 
 from experiments import common, offline, online, trained
-from rl import agents, checkpoint, data, envs, log, train
+from rl import agents, checkpoint, data, envs, fitted_q, log, train
 from rl.replay import transform
 from rl.types import Spec
 
@@ -108,6 +108,57 @@ def test_an_offline_run_of_a_sweep_in_chunks_acts_again_as_it_did(tmp_path: Path
     path.write_text(json.dumps(record))
     with pytest.raises(ValueError, match="does not say where it was evaluated: give --environment"):
         trained.load(folder)
+
+
+def test_estimates_of_a_finished_run_are_those_of_its_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The only check that the data, the head, the keys and the policies of a folder are those that training had."""
+    folder, narrow = tmp_path / "run", fitted_q.estimator
+    monkeypatch.setattr(
+        fitted_q, "estimator", lambda *of, **_: narrow(*of[:3], dataclasses.replace(of[3], hidden=(8,)))
+    )
+    chosen = offline.Settings(
+        agent="iql",
+        dataset="synthetic-continuous",
+        head="hl_gauss",
+        head_size=21,
+        normalize_observations=True,
+        reward_scale="2",
+        policy_estimates=5,
+        updates=6,
+        eval_every=3,
+        seed=1,
+        workdir=str(folder),
+        **TINY,
+    )
+    offline.run(
+        dataclasses.replace(chosen, eval_episodes=0), config("iql", discount=0.9), {"expectile": [0.6, 0.9]}
+    )
+    expected = np.asarray(last(folder)["eval/fitted_q"])
+    asked = trained.Settings(str(folder), policy_estimates=5)
+    found = trained.estimates(asked)
+    values = [variant["fitted_q"]["per_seed"] for variant in found["variants"]]
+    assert len(np.unique(expected)) == 4
+    np.testing.assert_array_equal(np.concatenate(values), expected)
+    assert (found["step"], found["variants"][1]["parameters"]) == (6, {"expectile": 0.9})
+    trained.show_estimates(found)
+    assert f"expectile=0.9: fitted_q: {expected[2:].mean():.4g}; each: " in capsys.readouterr().out
+
+    others = dataclasses.replace(asked, dataset="synthetic-discrete")
+    with pytest.raises(ValueError, match="was trained on other data than synthetic-discrete has here"):
+        trained.estimates(others)
+    (path,) = folder.glob("checkpoints/6/card.json")
+    record = json.loads(path.read_text())
+    for name, changes, message in (
+        ("settings", {"chunk": 4}, "--policy_estimates=5 and --chunk=4 cannot be combined"),
+        ("sweep", {"discount": [0.9, 0.8]}, "--policy_estimates compares policies by one discount"),
+        ("settings", {"protocol": ""}, f"--run={folder} is no run of experiments.offline"),
+    ):
+        card = record["card"] | {name: record["card"][name] | changes}
+        path.write_text(json.dumps(record | {"card": card}))
+        with pytest.raises(ValueError, match=message):
+            trained.estimates(asked)
 
 
 def test_a_log_without_the_largest_integer_actions_trains_what_can_be_played(tmp_path: Path) -> None:

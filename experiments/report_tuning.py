@@ -1,0 +1,111 @@
+"""What a report says of sweeps over an agent's hyper-parameters: how good is what one gets who can try k settings?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from experiments import report_runs, report_scores
+from experiments.report_runs import Part
+from rl import lifecycle, log, selection, statistics
+
+_LEAST = 3  # settings of one agent, below which nothing is said
+_TRIES = (1, 2, 3, 5, 10, 20, 50)  # of settings, before all of them
+_EPISODES = 100  # that the bandit plays
+
+
+def tuned(
+    parts: Sequence[Part], cells: Sequence[Mapping[str, Any]], score: str
+) -> dict[str, list[dict[str, Any]]]:
+    """{"tuned": one entry for each agent and task}, or nothing where no agent has three settings finished on a task.
+
+    Settings differ in the agent's hyper-parameters; runs with another head, say, are another agent's. An entry has
+
+    - ``best``: for each number of ``tries``, the expected last score of the best of as many settings. The other seeds
+      choose, and the one left out counts (`rl.selection.expected_best`); a single seed does both;
+    - ``bandit``: the expected score of the policy that a bandit chooses among all settings and seeds after 1, 2, ...
+      episodes (`rl.selection.bandit`). It plays the first half of the last evaluation, and the other half counts. None
+      where there are no such episodes.
+    """
+    scores = {(cell["variant"], cell["task"]): np.asarray(cell["last"]["each"]) for cell in cells}
+    groups: dict[tuple[str, str, tuple[tuple[str, str], ...]], dict[str, list[Part]]] = {}
+    for part in (part for part in parts if (part.variant, part.task) in scores):
+        settings = groups.setdefault((part.task, _agent(part), _shared(part)), {})
+        settings.setdefault(part.variant, []).append(part)
+    rows = [
+        {
+            "agent": agent,
+            "task": task,
+            "variants": list(settings),
+            **_best([scores[variant, task] for variant in settings], rate=score in lifecycle.RATES),
+            "bandit": _bandit([part for of_one in settings.values() for part in of_one], score),
+        }
+        for (task, agent, _), settings in groups.items()
+        if len(settings) >= _LEAST
+    ]
+    return {"tuned": rows} if rows else {}
+
+
+def _shared(part: Part) -> tuple[tuple[str, str], ...]:
+    """What all settings of one agent have in common."""
+    without = {name for name in part.parameters if name.startswith("agent.")} | {*report_runs.INDIFFERENT}
+    return tuple((name, str(x)) for name, x in report_scores.identity(part).items() if name not in without)
+
+
+def _agent(part: Part) -> str:
+    """The name of a row, without the hyper-parameters: ``iql, hl_gauss``."""
+    hyper = {
+        f"{name.removeprefix('agent.')}={x}"
+        for name, x in part.parameters.items()
+        if name.startswith("agent.")
+    }
+    return ", ".join(word for word in part.variant.split(", ") if word not in hyper)
+
+
+def _best(of_settings: Sequence[np.ndarray], *, rate: bool) -> dict[str, Any]:
+    """Scores by the number of settings that are tried, from those of each setting [S]."""
+    seeds = min(map(len, of_settings))
+    matrix = np.stack([each[:seeds] for each in of_settings], 1)  # [S, P]
+    chosen_by = matrix.sum(0) - matrix if seeds > 1 else matrix
+    tries = [k for k in _TRIES if k < matrix.shape[1]] + [matrix.shape[1]]
+    each = [
+        [selection.expected_best(row, k, by) for row, by in zip(matrix, chosen_by, strict=True)]
+        for k in tries
+    ]
+    # Weights that sum to 1 up to rounding may leave [0, 1].
+    summaries = [statistics.summary(np.clip(x, matrix.min(), matrix.max()), rate=rate) for x in each]
+    return {"tries": tries, "best": summaries}
+
+
+def _bandit(parts: Sequence[Part], score: str) -> dict[str, Any] | None:
+    """The bandit's curve."""
+    of_parts = [_episodes(part, score) for part in parts]
+    if any(x is None or x.shape[-1] != of_parts[0].shape[-1] for x in of_parts):  # type: ignore[union-attr]
+        return None
+    returns = np.concatenate(of_parts)  # type: ignore[arg-type]  # [P, E]
+    # Equally many of each task, where they take turns.
+    each = report_runs.arguments(parts[0])[0].eval_episodes
+    half = each // 2 * (returns.shape[-1] // each)
+    if half == 0:
+        return None
+    played, counted = returns[:, :half], returns[:, half:].mean(-1)
+    curve = selection.bandit(
+        played, _EPISODES, jax.random.key(0), scores=counted, alpha=2.0 * float(np.ptp(played)) ** 2
+    )
+    return {"episodes": np.arange(1, _EPISODES + 1), **curve._asdict()}
+
+
+def _episodes(part: Part, score: str) -> np.ndarray | None:
+    """Scores [S, E] of the episodes of a run's last evaluation; None where its lines were lost, or hold means alone."""
+    assert part.scores is not None
+    try:
+        _, logged = log.series(part.folder, f"eval/{score}")
+    except (KeyError, FileNotFoundError):
+        return None
+    if logged.ndim != 3:
+        return None
+    own = np.split(logged[-1], part.runs)[part.index]
+    return own if np.allclose(own.mean(-1), part.scores[score]["last"]["per_seed"]) else None
