@@ -58,8 +58,6 @@ def scan_updates(
     update: Callable[[State, Transition, Key], tuple[State, Metrics]],
     sample: Source,
     steps: int,
-    *,
-    unroll: int = 1,
 ) -> Callable[[State, Any, Key], tuple[State, Report]]:
     """``steps`` updates as one function of (state, dataset, key), to be jitted by the caller.
 
@@ -67,8 +65,6 @@ def scan_updates(
       update: a learner's update.
       sample: draws one batch from the dataset: a source (`rl.replay.source`), told the number of the update.
       steps: updates per call.
-      unroll: updates per iteration of the compiled loop. More costs compile time, and brought nothing where it was
-        tried, on CPUs and an H100; results differ in the last bits, so resume with the value that was started with.
 
     Raises:
       ValueError: ``sample`` is no source; or, when traced, an update that does not count itself, or a metric that is an
@@ -108,7 +104,7 @@ def scan_updates(
 
         start = (state, jnp.zeros(len(names)), jnp.full(len(names), NEVER))
         counts = jnp.arange(1, steps + 1, dtype=jnp.float32)
-        (state, mean, bad), _ = jax.lax.scan(body, start, counts, unroll=unroll)
+        (state, mean, bad), _ = jax.lax.scan(body, start, counts)
         return state, Report(
             metrics={name: mean[i] for i, name in enumerate(names)},
             bad_step={name: bad[i] for i, name in enumerate(names)},
@@ -202,7 +198,6 @@ def population(
     steps: int,
     *,
     sweep: Mapping[str, Any] | None = None,
-    unroll: int = 1,
     batched: bool = True,
 ) -> Population:
     """Learners that differ in seed and, if ``sweep`` is given, in hyper-parameters, as one program.
@@ -214,7 +209,6 @@ def population(
       steps: updates per epoch.
       sweep: {field of config: [S] values}; fields that only enter the arithmetic (floats) can be swept,
         those that decide the program's structure (layers, ensemble sizes, switches) cannot.
-      unroll: see `scan_updates`.
       batched: whether seeds advance together, each array operation on all of them, as accelerators and meshes
         want it. False trains one after another inside the same program, which is faster on a CPU: one seed's
         products keep its cores busy, and its parameters stay in cache.
@@ -255,7 +249,7 @@ def population(
                 _check_discounts(config, hypers, dataclasses.asdict(made), "the data hold returns made")
 
         def one(state: State, key: Key, hyper: Mapping[str, Array]) -> tuple[State, Report]:
-            return scan_updates(learner(hyper).update, sample, steps, unroll=unroll)(state, dataset, key)
+            return scan_updates(learner(hyper).update, sample, steps)(state, dataset, key)
 
         if batched:
             return jax.vmap(one, (STACKED, 0, 0), (STACKED, 0), spmd_axis_name="seed")(
