@@ -480,16 +480,16 @@ def cpu() -> jax.Device:
         ) from None
 
 
-def on_cpu(episodes: Callable[[Any, int], dict[str, np.ndarray]]) -> Callable[[Any, int], dict[str, Any]]:
+def on_cpu(episodes: Callable[[Any, int], dict[str, np.ndarray]]) -> Callable[[State, int], dict[str, Any]]:
     """``episodes`` of policies on the CPU, as {"eval/...": [S, ...]}.
 
     They need not wait for the epoch that already runs on the accelerator.
     """
     device = cpu()
 
-    def score(state: Any, index: int) -> dict[str, np.ndarray]:
+    def score(state: State, index: int) -> dict[str, np.ndarray]:
         with jax.default_device(device):
-            scores = episodes(jax.device_put(state, device), index)
+            scores = episodes(jax.device_put(acting.without_optimiser(state), device), index)
         return {f"eval/{name}": value for name, value in scores.items()}
 
     return score

@@ -147,7 +147,8 @@ def loop(
     data: Any,
     run_keys: Key,
     mesh: jax.sharding.Mesh,
-    measure: Callable[[State, int], Mapping[str, Any]],
+    score: Callable[[State, int], Mapping[str, Any]],
+    measure: Callable[[State], Mapping[str, Any]],
     **parts: Any,
 ) -> State:
     """All epochs that are left, each followed by its scores, its log and a checkpoint; returns the last state.
@@ -159,7 +160,8 @@ def loop(
       data: what batches are drawn from, on the host.
       run_keys: [S].
       mesh: the run's.
-      measure: (state, number of the epoch, from 1) -> what to log beside its report.
+      score: (state, number of the epoch, from 1) -> what to log beside its report; called while the next one runs.
+      measure: state -> more to log, which is computed where the epochs are, and so between them.
       parts: what checkpoints hold beside the state.
     """
     done, last = start.step // settings.eval_every, start.tree["state"]
@@ -169,9 +171,10 @@ def loop(
         shard.place(data, mesh),
         shard.place_keys(run_keys, mesh),
         settings.updates // settings.eval_every - done,
+        measure,
     )
     for number, (state, report) in enumerate(epochs, done + 1):
         step, last = number * settings.eval_every, state
-        session.write(step, measure(state, number), report)
+        session.write(step, score(state, number), report)
         session.keep(step, {"state": state, **parts})
     return last

@@ -142,6 +142,11 @@ def in_chunks(learner: Learner, spec: Spec, length: int, replan_every: int = 0) 
     return learner._replace(actor=policy(learner.act), explorer=policy(learner.explore))
 
 
+def without_optimiser(state: State) -> State:
+    """All of a state that acting needs: of an agent with Adam less than half, for who copies it to where it acts."""
+    return state._replace(optimiser={})
+
+
 def over_seeds(actor: Actor, states: State | int) -> Actor:
     """``actor`` of stacked states: everything it takes and gives has one more axis in front, over seeds.
 

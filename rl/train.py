@@ -38,6 +38,7 @@ class Report(NamedTuple):
 
     metrics: Metrics  # mean of each over the epoch
     bad_step: Mapping[str, Array]  # first step at which each was not finite, or `NEVER`
+    measured: Mapping[str, Any] = {}  # of the state after it, as `epochs` was asked to
 
 
 # The state of a learner, or a larger pytree with one in it.
@@ -335,10 +336,13 @@ def epochs(
     dataset: Any,
     keys: Key,
     count: int,
+    measure: Callable[[Carried], Mapping[str, Any]] = lambda state: {},
 ) -> Iterator[tuple[Carried, Report]]:
     """Runs ``count`` epochs and yields the state after each, with its report.
 
-    While the caller evaluates, logs and saves what was yielded, the next epoch already runs on the device.
+    While the caller evaluates, logs and saves what was yielded, the next epoch already runs on the device. What the
+    device itself is to compute of a state would wait there for the end of that epoch, and all that follows with it:
+    ``measure`` comes before.
 
     Args:
       epoch: as from `population`; compiled here, once, with its state donated.
@@ -346,6 +350,7 @@ def epochs(
       dataset: arrays, shared by all epochs; those of NumPy are copied to the device once, before the first.
       keys: [S] keys of the run, not of the epoch.
       count: how many.
+      measure: what is computed of each state, for its report; it must not keep it, as the next epoch consumes it.
 
     Raises:
       Diverged: after an epoch in which a metric was not finite; says which, when, and for which seeds.
@@ -356,7 +361,8 @@ def epochs(
     for remaining in range(count, 0, -1):
         if remaining == count:
             state, report = compiled(state, dataset, keys)
-        finished, finished_report = state, report
+        finished = state
+        finished_report = report._replace(measured=jax.device_get(measure(state)))
         if remaining > 1:
             # The epoch that is about to start consumes its input: the caller gets a copy.
             finished = jax.tree.map(jnp.copy, state)

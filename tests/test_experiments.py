@@ -53,7 +53,7 @@ from rl.replay.dataset import value_bounds
 from rl.replay.goals import Goals, Hindsight
 from rl.replay.transform import Transform
 from rl.shard import hosts
-from rl.types import Spec
+from rl.types import Spec, State
 from rl.values import heads
 
 ROOT = Path(__file__).parent.parent
@@ -996,10 +996,10 @@ def test_a_policy_trained_on_standardised_observations_acts_on_them(tmp_path: Pa
         (0.0, 1.0),
         heads.scalar(),
     )
-    act = lambda state, seen, keys: state * seen[..., :1]
+    act = lambda state, seen, keys: state.params * seen[..., :1]
     population = train.Population(None, None, act, acting.memoryless(act), None)
-    with offline.scorer(chosen, task, population, 0.99, 2, shard.mesh()) as score:
-        metrics = score(jnp.float32(0.1), 1)
+    with offline.scorer(chosen, task, population, 2, shard.mesh()) as score:
+        metrics = score(State(jnp.float32(0.1), {}, {}, jnp.int32(0)), 1)
     steps = metrics["eval/length"]
     assert steps.shape == (2, 2)
     expected = [sum(1 + 3 * 0.1 * (left - 4) / 2 for left in range(1, n + 1)) for n in steps.ravel()]
