@@ -129,8 +129,7 @@ def load(run: str | Path, environment: str = "") -> Policies:
 
     def alone(member: int) -> tuple[State, Actor]:
         variant = logged.variants(config, sweep)[member // card["settings"]["seeds"]]
-        own = jax.tree.map(lambda x: x[member], state._replace(step=None))._replace(step=state.step)
-        return own, acting.observing(acting.actor(make(variant)), see)
+        return train.member(state, member), acting.observing(acting.actor(make(variant)), see)
 
     actor = acting.observing(several.actor, see)
     scale = reference(folder, card, name, trained_in)
