@@ -151,7 +151,8 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
             task.trajectories,
             run_keys,
             mesh,
-            lambda state, number: score(state, number) | validate(state),
+            score,
+            validate,
         )
         result = session.finish(
             lambda part, parts: {"reached": reached(settings, this.folder, task.environment, part, parts)},
@@ -305,7 +306,7 @@ def scorer(
             episodes = common.on_cpu(stack.enter_context(of_task))
 
         def score(state: State, index: int) -> dict[str, np.ndarray]:
-            local = shard.gather(state, mesh)
+            local = shard.gather(acting.without_optimiser(state), mesh)
             scores = episodes(local, index) if episodes else {}
             if episodes and f"eval/{PROTOCOLS[settings.protocol][1]}" not in scores:
                 raise ValueError(
@@ -361,7 +362,7 @@ def render(
     """
     if not settings.render or task.environment is None:
         return
-    local = shard.gather(state, mesh)
+    local = shard.gather(acting.without_optimiser(state), mesh)
     if not shard.is_main():
         return
     cpu = common.cpu()

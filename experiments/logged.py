@@ -19,7 +19,7 @@ from rl.types import Key, Learner, Metrics, State
 # Settings that another checkpoint in the same folder must agree on.
 IDENTITY = (
     *("dataset", "environment", "clip_actions", "head", "head_size", "seeds", "seed"),
-    *("eval_every", "eval_episodes", "batch_size", "unroll"),
+    *("eval_every", "eval_episodes", "batch_size"),
 )
 
 _VALIDATION = 10  # batches of held-out data
@@ -38,7 +38,6 @@ class Settings(common.Data, common.Head, common.Folder):
     eval_episodes: int = 20  # episodes per seed and evaluation, at least 2; 0 trains without an environment
     eval_processes: int = -1  # worker processes for environments; -1: one per core, 0: none
     batch_size: int = 256  # transitions per update
-    unroll: int = 1  # updates per iteration of the compiled loop; more costs time to compile
     validation: bool = True  # log losses on held-out data, too, where there are any (OGBench's -val.npz)
     mesh_seed: int = 1  # devices over which seeds are spread
     mesh_data: int = -1  # devices over which each batch is split; -1: all that are left
@@ -46,7 +45,7 @@ class Settings(common.Data, common.Head, common.Folder):
 
 def check(settings: Settings) -> None:
     """Raises ValueError, naming the flag, on numbers that no run can have."""
-    checks.at_least_one(settings, "seeds", "updates", "eval_every", "batch_size", "unroll")
+    checks.at_least_one(settings, "seeds", "updates", "eval_every", "batch_size")
     checks.not_negative(settings, "seed")
     checks.several_episodes(settings, none=True)
     checks.multiple(settings, "updates", "eval_every")
@@ -91,7 +90,6 @@ def population(
         sweep={
             name: np.repeat(np.asarray(values, np.float32), settings.seeds) for name, values in sweep.items()
         },
-        unroll=settings.unroll,
         batched=mesh.size > 1 or jax.default_backend() != "cpu",
     )
     count = max((len(values) for values in sweep.values()), default=1)
@@ -149,7 +147,8 @@ def loop(
     data: Any,
     run_keys: Key,
     mesh: jax.sharding.Mesh,
-    measure: Callable[[State, int], Mapping[str, Any]],
+    score: Callable[[State, int], Mapping[str, Any]],
+    measure: Callable[[State], Mapping[str, Any]],
     **parts: Any,
 ) -> State:
     """All epochs that are left, each followed by its scores, its log and a checkpoint; returns the last state.
@@ -161,7 +160,8 @@ def loop(
       data: what batches are drawn from, on the host.
       run_keys: [S].
       mesh: the run's.
-      measure: (state, number of the epoch, from 1) -> what to log beside its report.
+      score: (state, number of the epoch, from 1) -> what to log beside its report; called while the next one runs.
+      measure: state -> more to log, which is computed where the epochs are, and so between them.
       parts: what checkpoints hold beside the state.
     """
     done, last = start.step // settings.eval_every, start.tree["state"]
@@ -171,9 +171,10 @@ def loop(
         shard.place(data, mesh),
         shard.place_keys(run_keys, mesh),
         settings.updates // settings.eval_every - done,
+        measure,
     )
     for number, (state, report) in enumerate(epochs, done + 1):
         step, last = number * settings.eval_every, state
-        session.write(step, measure(state, number), report)
+        session.write(step, score(state, number), report)
         session.keep(step, {"state": state, **parts})
     return last

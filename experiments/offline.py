@@ -138,9 +138,10 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
         world = start.tree["dynamics"] if start.resumed else fit_dynamics(settings, task)
         population, _ = learners(settings, config, sweep, task, mesh, world)
     with (
-        scorer(settings, task, population, common.discount(config), len(run_keys), mesh) as score,
+        scorer(settings, task, population, len(run_keys), mesh) as score,
         lifecycle.session(this, start) as session,
     ):
+        estimate = estimates(settings, task, population, common.discount(config), len(run_keys), mesh)
         validate = logged.validator(
             settings,
             held_out,
@@ -156,7 +157,8 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
             batches,
             run_keys,
             mesh,
-            lambda state, number: score(state, number) | validate(state),
+            score,
+            lambda state: estimate(state) | validate(state),
             dynamics=world,
         )
         return session.finish(
@@ -314,7 +316,6 @@ def scorer(
     settings: Settings,
     task: Problem,
     population: train.Population,
-    discount: float,
     count: int,
     mesh: jax.sharding.Mesh,
 ) -> Iterator[Callable[[State, int], dict[str, np.ndarray]]]:
@@ -329,19 +330,14 @@ def scorer(
 
     actor = acting.observing(population.actor, functools.partial(transform.observations, task.transform))
     with ExitStack() as stack:
-        episodes = estimate = None
+        episodes = None
         if task.loaded.environment and settings.eval_episodes and shard.is_main():
             of_task = common.evaluator(settings, actor, task.loaded.environment, count, task.loaded)
             episodes = common.on_cpu(stack.enter_context(of_task))
-        if settings.policy_estimates and shard.is_main():
-            estimate = estimator(settings, task, population, discount, count)
 
         def score(state: State, index: int) -> dict[str, np.ndarray]:
-            local = shard.gather(state, mesh)
-            scores: dict[str, np.ndarray] = episodes(local, index) if episodes else {}
-            if estimate:
-                scores["eval/fitted_q"] = estimate(local)
-            return scores
+            local = shard.gather(acting.without_optimiser(state), mesh)
+            return episodes(local, index) if episodes else {}
 
         yield score
 
@@ -359,6 +355,26 @@ def estimator(
     dataset = jax.device_put(task.dataset)  # once: each estimate would copy it again
     fit_keys = keys.of(keys.seeds(jax.random.key(settings.seed), count), "fitted_q")
     return lambda state: np.asarray(estimate(state, dataset, fit_keys))
+
+
+def estimates(
+    settings: Settings,
+    task: Problem,
+    population: train.Population,
+    discount: float,
+    count: int,
+    mesh: jax.sharding.Mesh,
+) -> Callable[[State], dict[str, np.ndarray]]:
+    """A function of the state -> {"eval/fitted_q": [S]}, if they are asked for; all hosts call it, one computes."""
+    if not settings.policy_estimates:
+        return lambda state: {}
+    value = estimator(settings, task, population, discount, count) if shard.is_main() else None
+
+    def estimate(state: State) -> dict[str, np.ndarray]:
+        local = shard.gather(acting.without_optimiser(state), mesh)
+        return {} if value is None else {"eval/fitted_q": value(local)}
+
+    return estimate
 
 
 PUBLISHED = Settings(preset=presets.PAPER)

@@ -82,10 +82,10 @@ def _best(of_settings: Sequence[np.ndarray], *, rate: bool) -> dict[str, Any]:
 
 def _bandit(parts: Sequence[Part], score: str) -> dict[str, Any] | None:
     """The bandit's curve."""
-    of_parts = [_episodes(part, score) for part in parts]
-    if any(x is None or x.shape[-1] != of_parts[0].shape[-1] for x in of_parts):  # type: ignore[union-attr]
+    of_parts = [x for part in parts if (x := _episodes(part, score)) is not None]
+    if len(of_parts) < len(parts) or len({x.shape[-1] for x in of_parts}) > 1:
         return None
-    returns = np.concatenate(of_parts)  # type: ignore[arg-type]  # [P, E]
+    returns = np.concatenate(of_parts)  # [P, E]
     # Equally many of each task, where they take turns.
     each = report_runs.arguments(parts[0])[0].eval_episodes
     half = each // 2 * (returns.shape[-1] // each)

@@ -38,6 +38,7 @@ class Report(NamedTuple):
 
     metrics: Metrics  # mean of each over the epoch
     bad_step: Mapping[str, Array]  # first step at which each was not finite, or `NEVER`
+    measured: Mapping[str, Any] = {}  # of the state after it, as `epochs` was asked to
 
 
 # The state of a learner, or a larger pytree with one in it.
@@ -58,8 +59,6 @@ def scan_updates(
     update: Callable[[State, Transition, Key], tuple[State, Metrics]],
     sample: Source,
     steps: int,
-    *,
-    unroll: int = 1,
 ) -> Callable[[State, Any, Key], tuple[State, Report]]:
     """``steps`` updates as one function of (state, dataset, key), to be jitted by the caller.
 
@@ -67,8 +66,6 @@ def scan_updates(
       update: a learner's update.
       sample: draws one batch from the dataset: a source (`rl.replay.source`), told the number of the update.
       steps: updates per call.
-      unroll: updates per iteration of the compiled loop. More costs compile time, and brought nothing where it was
-        tried, on CPUs and an H100; results differ in the last bits, so resume with the value that was started with.
 
     Raises:
       ValueError: ``sample`` is no source; or, when traced, an update that does not count itself, or a metric that is an
@@ -108,7 +105,7 @@ def scan_updates(
 
         start = (state, jnp.zeros(len(names)), jnp.full(len(names), NEVER))
         counts = jnp.arange(1, steps + 1, dtype=jnp.float32)
-        (state, mean, bad), _ = jax.lax.scan(body, start, counts, unroll=unroll)
+        (state, mean, bad), _ = jax.lax.scan(body, start, counts)
         return state, Report(
             metrics={name: mean[i] for i, name in enumerate(names)},
             bad_step={name: bad[i] for i, name in enumerate(names)},
@@ -202,7 +199,6 @@ def population(
     steps: int,
     *,
     sweep: Mapping[str, Any] | None = None,
-    unroll: int = 1,
     batched: bool = True,
 ) -> Population:
     """Learners that differ in seed and, if ``sweep`` is given, in hyper-parameters, as one program.
@@ -214,7 +210,6 @@ def population(
       steps: updates per epoch.
       sweep: {field of config: [S] values}; fields that only enter the arithmetic (floats) can be swept,
         those that decide the program's structure (layers, ensemble sizes, switches) cannot.
-      unroll: see `scan_updates`.
       batched: whether seeds advance together, each array operation on all of them, as accelerators and meshes
         want it. False trains one after another inside the same program, which is faster on a CPU: one seed's
         products keep its cores busy, and its parameters stay in cache.
@@ -255,7 +250,7 @@ def population(
                 _check_discounts(config, hypers, dataclasses.asdict(made), "the data hold returns made")
 
         def one(state: State, key: Key, hyper: Mapping[str, Array]) -> tuple[State, Report]:
-            return scan_updates(learner(hyper).update, sample, steps, unroll=unroll)(state, dataset, key)
+            return scan_updates(learner(hyper).update, sample, steps)(state, dataset, key)
 
         if batched:
             return jax.vmap(one, (STACKED, 0, 0), (STACKED, 0), spmd_axis_name="seed")(
@@ -341,10 +336,13 @@ def epochs(
     dataset: Any,
     keys: Key,
     count: int,
+    measure: Callable[[Carried], Mapping[str, Any]] = lambda state: {},
 ) -> Iterator[tuple[Carried, Report]]:
     """Runs ``count`` epochs and yields the state after each, with its report.
 
-    While the caller evaluates, logs and saves what was yielded, the next epoch already runs on the device.
+    While the caller evaluates, logs and saves what was yielded, the next epoch already runs on the device. What the
+    device itself is to compute of a state would wait there for the end of that epoch, and all that follows with it:
+    ``measure`` comes before.
 
     Args:
       epoch: as from `population`; compiled here, once, with its state donated.
@@ -352,6 +350,7 @@ def epochs(
       dataset: arrays, shared by all epochs; those of NumPy are copied to the device once, before the first.
       keys: [S] keys of the run, not of the epoch.
       count: how many.
+      measure: what is computed of each state, for its report; it must not keep it, as the next epoch consumes it.
 
     Raises:
       Diverged: after an epoch in which a metric was not finite; says which, when, and for which seeds.
@@ -362,7 +361,8 @@ def epochs(
     for remaining in range(count, 0, -1):
         if remaining == count:
             state, report = compiled(state, dataset, keys)
-        finished, finished_report = state, report
+        finished = state
+        finished_report = report._replace(measured=jax.device_get(measure(state)))
         if remaining > 1:
             # The epoch that is about to start consumes its input: the caller gets a copy.
             finished = jax.tree.map(jnp.copy, state)

@@ -1072,6 +1072,22 @@ def test_the_next_action_matters_only_to_rebrac_and_where_it_was_logged(case: Ca
     jax.tree.map(np.testing.assert_array_equal, state, poisoned)
 
 
+@pytest.mark.parametrize("agent", ["td3", "td3_bc"])
+def test_td3s_policy_asks_the_first_critic_alone(agent: str) -> None:
+    """And no other is computed for it: 0 times what is not finite there would be in the gradient."""
+    learner = agents.get(agent).make(
+        agents.get(agent).Config(**SETTINGS[agent]), Spec((3,), DIMENSIONS), heads.scalar()
+    )
+    batch = random_batch(False)
+    state = learner.init(jax.random.key(0), batch)
+    broken = jax.tree.map(lambda x: x.at[1:].set(jnp.nan), state.params["critic"])
+    state = state._replace(params={**state.params, "critic": broken}, step=jnp.int32(1))
+    after, _ = learner.update(state, batch, jax.random.key(0))
+    policies = jax.tree.leaves(after.params["policy"]), jax.tree.leaves(state.params["policy"])
+    for new, old in zip(*policies, strict=True):
+        assert np.isfinite(new).all() and (new != old).any()
+
+
 @pytest.mark.parametrize("log_multiplier", [0.0, -1.0, 20.0])
 def test_cqls_multiplier_is_that_of_the_authors_code(log_multiplier: float) -> None:
     """`CQLTrainer.train_from_torch` of aviralkumar2907/CQL, line by line, with its published weight and threshold."""

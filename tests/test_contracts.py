@@ -591,6 +591,26 @@ def test_epochs_are_compiled_once_and_their_states_stay_usable() -> None:
         assert_same_bits((state, report), (expected, expected_report))
 
 
+def test_what_is_measured_of_a_state_comes_before_the_next_epoch() -> None:
+    """An accelerator would start it only after that epoch, and a log and a checkpoint would wait as long."""
+    ran: list[str] = []
+
+    def epoch(state: Any, dataset: Any, key: Any) -> Any:
+        jax.debug.callback(lambda step: ran.append(f"epoch {step}"), state)
+        return state + 1, train.Report({}, {})
+
+    def measure(state: Any) -> dict[str, Any]:
+        jax.effects_barrier()
+        ran.append(f"measure {state}")
+        return {"validation/double": 2 * state}
+
+    yielded = list(train.epochs(epoch, jnp.int32(0), (), jax.random.key(0), 3, measure))
+    assert ran == ["epoch 0", "measure 1", "epoch 1", "measure 2", "epoch 2", "measure 3"]
+    assert [(int(state), report.measured) for state, report in yielded] == [
+        (step, {"validation/double": 2 * step}) for step in (1, 2, 3)
+    ]
+
+
 def test_the_guard_does_catch_transfers() -> None:
     runs, start, keys, _ = loop()
     state = jax.device_put(start)

@@ -53,7 +53,7 @@ from rl.replay.dataset import value_bounds
 from rl.replay.goals import Goals, Hindsight
 from rl.replay.transform import Transform
 from rl.shard import hosts
-from rl.types import Spec
+from rl.types import Spec, State
 from rl.values import heads
 
 ROOT = Path(__file__).parent.parent
@@ -576,7 +576,6 @@ def test_every_script_has_help(tmp_path: Path) -> None:
         ({"updates": -3}, "--updates must be at least 1"),
         ({"eval_every": 0}, "--eval_every must be at least 1"),
         ({"batch_size": 0}, "--batch_size must be at least 1"),
-        ({"unroll": 0}, "--unroll must be at least 1"),
         ({"seed": -1}, "--seed must be at least 0, not -1"),
         ({"eval_episodes": 1}, "--eval_episodes=1: give 0 for none or at least 2"),
         ({"eval_every": 4}, "--updates=6 is not a multiple of --eval_every=4: .* at most 6"),
@@ -997,10 +996,10 @@ def test_a_policy_trained_on_standardised_observations_acts_on_them(tmp_path: Pa
         (0.0, 1.0),
         heads.scalar(),
     )
-    act = lambda state, seen, keys: state * seen[..., :1]
+    act = lambda state, seen, keys: state.params * seen[..., :1]
     population = train.Population(None, None, act, acting.memoryless(act), None)
-    with offline.scorer(chosen, task, population, 0.99, 2, shard.mesh()) as score:
-        metrics = score(jnp.float32(0.1), 1)
+    with offline.scorer(chosen, task, population, 2, shard.mesh()) as score:
+        metrics = score(State(jnp.float32(0.1), {}, {}, jnp.int32(0)), 1)
     steps = metrics["eval/length"]
     assert steps.shape == (2, 2)
     expected = [sum(1 + 3 * 0.1 * (left - 4) / 2 for left in range(1, n + 1)) for n in steps.ravel()]
@@ -1130,6 +1129,26 @@ def test_a_run_goes_on_with_its_data_in_another_folder(script: Any, flag: str, t
     ):
         with pytest.raises(checkpoint.CheckpointError, match=difference):
             begin(path, digest)
+
+
+def test_a_run_that_is_known_by_a_setting_of_earlier_versions_goes_on_with_it(tmp_path: Path) -> None:
+    """Another run, and the same again from its start, is known by what there is now."""
+
+    def begin(**fields: Any) -> tuple[lifecycle.Run, lifecycle.Start]:
+        chosen = offline.Settings(workdir=str(tmp_path), tensorboard=False, **fields)
+        run = common.run(chosen, config(), 2, task="t", identity=("seeds",), card={})
+        return run, common.begin(run, {"state": np.zeros(2)})
+
+    run, start = begin()
+    former = dict.fromkeys(common.FORMER, 1)
+    run = run._replace(card={**run.card, "settings": {"seeds": 4, **former}})
+    with lifecycle.session(run, start) as session:
+        session.keep(1, {"state": np.ones(2)})
+    run, start = begin()
+    assert start.step == 1 and run.card["settings"] == {"seeds": 4, **former}
+    assert begin(overwrite=True)[0].card["settings"] == {"seeds": 4}
+    with pytest.raises(checkpoint.CheckpointError, match=r"settings.seeds: 4 in the checkpoint, 5"):
+        begin(seeds=5)
 
 
 def test_a_head_starts_where_the_flag_says_and_the_run_is_known_by_it(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ from rl.agents import gcivl
 from rl.agents.optimisers import Adam, Optimiser, build
 from rl.agents.state import descend, follow, require, require_ranges, start
 from rl.networks import diffusion, entity
-from rl.networks.base import Network, ensemble
+from rl.networks.base import Network, ensemble, first_member
 from rl.networks.layers import require_choices
 from rl.replay import goals
 from rl.replay.goals import GOAL, OBSERVATION, GoalBatch, Goals, Hindsight
@@ -333,9 +333,8 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
 
     def policy_loss(params: Params, state: State, s: Array, g: Array, logged: Array) -> tuple[Array, Array]:
         """L_pi, and the squared distance [] from the logged actions."""
-        first_critic = jax.tree.map(lambda x: x[0], state.params["critic"])
         action = policy.apply(params, s, g)
-        q = head.value(member.apply(first_critic, s, g, action))
+        q = head.value(member.apply(first_member(state.params["critic"]), s, g, action))
         cloning = jnp.square(action - logged).mean()
         return config.alpha * cloning - losses.q_scale(q) * q.mean(), cloning
 

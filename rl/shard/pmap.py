@@ -26,7 +26,6 @@ def pmap_updates(
     steps: int,
     *,
     optimiser: Optimiser = optax.adam,
-    unroll: int = 1,
 ) -> Epoch:
     """`rl.train.scan_updates` of a single learner over this host's devices by `jax.pmap`, already compiled.
 
@@ -42,7 +41,6 @@ def pmap_updates(
       sample: draws the whole batch.
       steps: updates per call.
       optimiser: learning rate to gradient transformation.
-      unroll: see `rl.train.scan_updates`.
 
     Returns:
       The function of (state, dataset, key) to (state, report). The state, which ``make(optimiser).init``
@@ -74,7 +72,7 @@ def pmap_updates(
             state, metrics = learner.update(state, batch, jax.random.fold_in(key, device))
             return state, jax.lax.pmean(metrics, "data")
 
-        return scan_updates(update, part, steps, unroll=unroll)(state, dataset, key)
+        return scan_updates(update, part, steps)(state, dataset, key)
 
     mapped = jax.pmap(
         epoch, "data", in_axes=(None, None, None, 0), out_axes=None, devices=devices, donate_argnums=0
