@@ -1237,7 +1237,7 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-def two_processes(*flags: str) -> list[subprocess.Popen[str]]:
+def two_processes(*flags: str, module: str = "experiments.offline") -> list[subprocess.Popen[str]]:
     """As on two hosts, of two devices each."""
     cluster = {
         "JAX_COORDINATOR_ADDRESS": f"localhost:{free_port()}",
@@ -1245,7 +1245,7 @@ def two_processes(*flags: str) -> list[subprocess.Popen[str]]:
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2",
     }
-    return [start(*flags, JAX_PROCESS_ID=str(i), **cluster) for i in range(2)]
+    return [start(*flags, module=module, JAX_PROCESS_ID=str(i), **cluster) for i in range(2)]
 
 
 @pytest.mark.long
