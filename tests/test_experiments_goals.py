@@ -227,6 +227,12 @@ def test_integer_actions_are_those_of_the_environment(tmp_path: Path) -> None:
         ("iql", {}, {}, "--agent=iql learns from rewards .* python -m experiments.offline; .* crl, gcbc"),
         ("crl", {"head": "hl_gauss"}, {}, "--head=hl_gauss: crl regresses no value"),
         ("gcivl", {"protocol": "mine"}, {}, "--protocol=mine is not one of ogbench, hecrl"),
+        (
+            "gcivl",
+            {"split_data": True},
+            {},
+            "--split_data: goals are later states .* other devices would hold",
+        ),
         ("gcivl", {"render": 21}, {}, "--render=21 must lie between 0 and 20"),
         ("gcivl", {"eval_episodes": 1}, {}, "--eval_episodes=1: give 0 for none or at least 2"),
         ("gcivl", {"environment": "point_mass:PointMass-v0"}, {}, "has no goals: .*--environment"),

@@ -7,6 +7,7 @@ where it should be averaged; Adam's would not.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import os
@@ -19,6 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +29,7 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from rl import agents, keys, shard, train
+from rl import agents, checkpoint, keys, shard, train
 from rl.agents.optimisers import Adam
 from rl.data import synthetic
 from rl.networks import entity
@@ -320,6 +322,37 @@ def check_eight_devices(kind: str, agent: str, head: str) -> None:
     for index, key in enumerate(keys):
         alone = by_hand(update, stratified(4), seed(start, index), data, key, STEPS)
         assert_close(seed(after, index), alone)
+
+
+@pytest.mark.long
+def test_a_run_with_split_data_draws_from_each_part(
+    tmp_path: Path, on_eight_devices: Callable[[str], None]
+) -> None:
+    """The script, of n-step returns too: no device has all rows, and parts are drawn from as `stratified` does."""
+    on_eight_devices(f"on_split_data({str(tmp_path)!r})")
+
+
+def on_split_data(folder: str) -> None:
+    from experiments import offline
+
+    chosen = offline.Settings(
+        agent="td3_bc", dataset="synthetic-continuous", n_step=3, split_data=True, seeds=2, batch_size=BATCH
+    )
+    chosen = dataclasses.replace(chosen, updates=6, eval_every=3, eval_episodes=0, tensorboard=False)
+    config = agents.get("td3_bc").Config(hidden=(8,), learning_rate=0.01)
+    rows = len(synthetic.load(chosen.dataset).dataset.last)
+    with mock.patch.object(train, "epochs", wraps=train.epochs) as epochs:
+        offline.run(dataclasses.replace(chosen, workdir=f"{folder}/split"), config)
+    held = jax.tree.map(lambda x: x.addressable_shards[0].data.shape[0], epochs.call_args.args[2])
+    assert set(jax.tree.leaves(held)) == {rows // 8}
+    with mock.patch.object(offline, "source", lambda *_: stratified(8)):
+        offline.run(dataclasses.replace(chosen, workdir=f"{folder}/whole", split_data=False), config)
+    split, whole = (checkpoint.read(Path(folder, name, "checkpoints"))[1] for name in ("split", "whole"))
+    assert split.keys() == whole.keys() and len(split) > 10
+    for name in split.keys() - {"seconds"}:
+        np.testing.assert_allclose(split[name], whole[name], rtol=2e-4, atol=1e-6, err_msg=name)
+    with pytest.raises(checkpoint.CheckpointError, match="split_data: 8 in the checkpoint, None in this run"):
+        offline.run(dataclasses.replace(chosen, workdir=f"{folder}/split", split_data=False), config)
 
 
 @pytest.mark.slow
