@@ -166,6 +166,11 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
 def check(settings: Settings) -> None:
     """Raises ValueError, naming the flag, on settings that no run can have."""
     logged.check(settings)
+    if settings.split_data:
+        raise ValueError(
+            "--split_data: goals are later states of an episode, or any of the log, which other devices would hold: "
+            "leave it out, and each device holds all of the data"
+        )
     if settings.protocol not in PROTOCOLS:
         raise ValueError(f"--protocol={settings.protocol} is not one of {', '.join(PROTOCOLS)}")
     if not 0 <= settings.render <= _RENDERED:

@@ -41,6 +41,7 @@ class Settings(common.Data, common.Head, common.Folder):
     validation: bool = True  # log losses on held-out data, too, where there are any (OGBench's -val.npz)
     mesh_seed: int = 1  # devices over which seeds are spread
     mesh_data: int = -1  # devices over which each batch is split; -1: all that are left
+    split_data: bool = False  # each device of --mesh_data holds and draws from a part of the log (offline)
 
 
 def check(settings: Settings) -> None:
@@ -81,11 +82,16 @@ def population(
     sample: Source,
     mesh: jax.sharding.Mesh,
 ) -> tuple[train.Population, Key]:
-    """All variants times all seeds as one population, and their keys."""
+    """All variants times all seeds as one population, and their keys.
+
+    With ``split_data`` each device draws single steps from its own part of the data, and ``sample`` is not used.
+    """
     runs = train.population(
         make,
         config,
-        shard.data_parallel(sample, mesh),
+        shard.sharded_sampler(settings.batch_size, mesh)
+        if settings.split_data
+        else shard.data_parallel(sample, mesh),
         settings.eval_every,
         sweep={
             name: np.repeat(np.asarray(values, np.float32), settings.seeds) for name, values in sweep.items()
@@ -96,6 +102,11 @@ def population(
     # Seed i has the same key in every variant and however many seeds run beside it.
     seeds = np.tile(np.arange(settings.seeds), count)
     return runs, keys.seeds(jax.random.key(settings.seed), settings.seeds)[seeds]
+
+
+def _placed(settings: Settings, data: Any, mesh: jax.sharding.Mesh) -> Any:
+    """The data on the devices: all of them on each, or a part."""
+    return shard.place_split(data, mesh) if settings.split_data else shard.place(data, mesh)
 
 
 def validator(
@@ -121,7 +132,7 @@ def validator(
     batches = dataclasses.replace(settings, eval_every=math.ceil(_VALIDATION / period) * period)
     runs, run_keys = learners(batches, _frozen)
     epoch = jax.jit(shard.over_mesh(runs.epoch, mesh))
-    data, placed = shard.place(held_out, mesh), shard.place_keys(keys.of(run_keys, "validate"), mesh)
+    data, placed = _placed(settings, held_out, mesh), shard.place_keys(keys.of(run_keys, "validate"), mesh)
 
     def validate(state: State) -> dict[str, np.ndarray]:
         _, report = epoch(state, data, placed)
@@ -168,7 +179,7 @@ def loop(
     epochs = train.epochs(
         shard.over_mesh(runs.epoch, mesh),
         last,
-        shard.place(data, mesh),
+        _placed(settings, data, mesh),
         shard.place_keys(run_keys, mesh),
         settings.updates // settings.eval_every - done,
         measure,

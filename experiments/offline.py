@@ -99,13 +99,20 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
     world = blank_dynamics(settings, task)
     population, run_keys = learners(settings, config, sweep, task, mesh, world)
     checks.mesh(settings.batch_size, mesh, len(run_keys))
+    checks.split_data(settings, mesh)
     this = common.run(
         settings,
         config,
         settings.updates,
         task=Path(settings.dataset).name,
         identity=IDENTITY,
-        card={"sweep": sweep, "digest": task.loaded.digest, "support": task.support},
+        card={
+            "sweep": sweep,
+            "digest": task.loaded.digest,
+            "support": task.support,
+            # The number of parts, which draws depend on; None is what earlier checkpoints say.
+            "split_data": mesh.shape["data"] if settings.split_data else None,
+        },
         about={
             "transform": transform.to_json(task.transform),
             "terminates": replay.terminates(task.dataset),
@@ -223,6 +230,16 @@ def check(settings: Settings) -> None:
             raise ValueError(
                 f"--{name}={getattr(settings, name)} and --chunk={settings.chunk} cannot be combined: it is of single "
                 "steps; leave one of them out"
+            )
+    reasons = {
+        "chunk": "the actions of a chunk may lie on two devices",
+        "robust": "its model is fitted to all of the log, on one device",
+        "policy_estimates": "they are fitted to all of the log, on one device",
+    }
+    for name, reason in reasons.items() if settings.split_data else ():
+        if (value := getattr(settings, name)) != getattr(Settings, name):
+            raise ValueError(
+                f"--split_data and --{name}={value} cannot be combined: {reason}; leave one of them out"
             )
     if settings.robust and settings.robust not in REGULARISED:
         raise ValueError(f"--robust={settings.robust} is not one of {', '.join(REGULARISED)}")

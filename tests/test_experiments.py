@@ -584,6 +584,16 @@ def test_every_script_has_help(tmp_path: Path) -> None:
         ({"agent": "dqn"}, "'dqn' cannot act in continuous actions: use sac, td3"),
         *(({"agent": name}, "have none: run it with python -m experiments.goals") for name in agents.GOALS),
         ({"mesh_seed": 3}, "devices do not divide into seed=3.*--mesh_seed and --mesh_data whose product is"),
+        (
+            {"split_data": True},
+            "--split_data: one device holds all of the log here, .*: give --mesh_data above 1",
+        ),
+        ({"split_data": True, "chunk": 4}, "--split_data and --chunk=4 cannot be combined: the actions of a"),
+        ({"split_data": True, "robust": "kl"}, "--split_data and --robust=kl cannot be combined: its model"),
+        (
+            {"split_data": True, "policy_estimates": 5},
+            "--split_data and --policy_estimates=5 cannot be combined: they are fitted to all of the log",
+        ),
         ({"head": "c51", "head_size": 1}, "--head_size=1: --head=c51 needs at least 2 outputs"),
         ({"head": "hl_gauss", "head_sigma": 0.0}, "--head_sigma=0: give a finite number of at least 0.5 bin"),
         ({"head": "hl_gauss", "head_sigma": math.inf}, "--head_sigma=inf: give a finite number"),
@@ -1259,7 +1269,7 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-def two_processes(*flags: str) -> list[subprocess.Popen[str]]:
+def two_processes(*flags: str, module: str = "experiments.offline") -> list[subprocess.Popen[str]]:
     """As on two hosts, of two devices each."""
     cluster = {
         "JAX_COORDINATOR_ADDRESS": f"localhost:{free_port()}",
@@ -1267,7 +1277,7 @@ def two_processes(*flags: str) -> list[subprocess.Popen[str]]:
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2",
     }
-    return [start(*flags, JAX_PROCESS_ID=str(i), **cluster) for i in range(2)]
+    return [start(*flags, module=module, JAX_PROCESS_ID=str(i), **cluster) for i in range(2)]
 
 
 @pytest.mark.long
