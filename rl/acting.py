@@ -143,7 +143,7 @@ def in_chunks(learner: Learner, spec: Spec, length: int, replan_every: int = 0) 
 
 
 def without_optimiser(state: State) -> State:
-    """All of a state that acting needs: of an agent with Adam less than half, for who copies it to where it acts."""
+    """All of a state that acting needs, half of it or less where the optimiser is Adam: what evaluations copy."""
     return state._replace(optimiser={})
 
 
