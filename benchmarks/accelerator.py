@@ -93,7 +93,7 @@ def _tables(settings: Settings) -> dict[str, tuple[float, list[str], list[str]]]
                 *("--repeats=3", "--no_d3rlpy", "--profile"),
             ],
             [
-                *("--agents=bc", "--seeds=1,2", "--batch_size=8", "--updates=4", "--unroll=2", "--repeats=1"),
+                *("--agents=bc", "--seeds=1,2", "--batch_size=8", "--updates=4", "--repeats=1"),
                 *("--transitions=3000", "--no_d3rlpy"),
             ],
         ),

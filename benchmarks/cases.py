@@ -28,7 +28,7 @@ from rl.types import Key, Learner, Metrics, Spec, State, Transition
 from rl.values import heads
 from rl.values.heads import ValueHead
 
-LOOPS = ("scan", "unroll", "host", "act")
+LOOPS = ("scan", "host", "act")
 LIMIT = "products"
 ACT = "act"
 ENVIRONMENTS = (1, 64)  # that are acted in at once
@@ -103,10 +103,10 @@ def logged(subject: Subject, dataset: Dataset) -> Any:
     return dataset
 
 
-def limit(subject: Subject, seeds: int, batch_size: int, updates: int, multiple_of: int) -> Case:
+def limit(subject: Subject, seeds: int, batch_size: int, updates: int) -> Case:
     """The matrix products of ``updates`` updates, and nothing else.
 
-    With ``updates`` 0 they are as many as take about `SECONDS`, rounded up to a multiple of ``multiple_of``.
+    With ``updates`` 0 they are as many as take about `SECONDS`.
     Where seeds take turns (`_population`), so do the products of one: those of all at once would hold the operands of
     all, which no loop does.
     """
@@ -119,7 +119,7 @@ def limit(subject: Subject, seeds: int, batch_size: int, updates: int, multiple_
     operands = products.operands(matmuls, jax.random.key(0))
     if not updates:
         once = jax.jit(products.program(matmuls, turns))
-        updates = -(-_fitting(lambda: jax.block_until_ready(once(operands))) // multiple_of) * multiple_of
+        updates = _fitting(lambda: jax.block_until_ready(once(operands)))
     program, traces = _traced(products.program(matmuls, updates * turns))
     facts = {
         **_compile(program, operands),
@@ -129,11 +129,9 @@ def limit(subject: Subject, seeds: int, batch_size: int, updates: int, multiple_
     return Case(LIMIT, seeds, updates, lambda: jax.block_until_ready(program(operands)), facts, traces)
 
 
-def scan(
-    subject: Subject, seeds: int, batch_size: int, updates: int, dataset: Any, loop: str, unroll: int
-) -> Case:
+def scan(subject: Subject, seeds: int, batch_size: int, updates: int, dataset: Any) -> Case:
     """Epochs of ``updates`` updates as `rl.train.population` compiles them, on what is `logged`, on the device."""
-    population = _population(subject, batch_size, updates, unroll)
+    population = _population(subject, batch_size, updates)
     keys = jax.random.split(jax.random.key(0), seeds)
     state = jax.jit(population.init)(keys, _example(subject))
     program, traces = _traced(population.epoch, donate_argnums=0)
@@ -144,7 +142,7 @@ def scan(
         nonlocal state
         state, _ = jax.block_until_ready(program(state, dataset, keys))
 
-    return Case(loop, seeds, updates, call, facts, traces)
+    return Case("scan", seeds, updates, call, facts, traces)
 
 
 def host(subject: Subject, seeds: int, batch_size: int, most: int, dataset: Any) -> Case:
@@ -389,11 +387,9 @@ def _example(subject: Subject) -> Transition | GoalBatch:
     return jax.device_get(jax.jit(source)(data, jax.random.key(0), 0))
 
 
-def _population(subject: Subject, batch_size: int, steps: int, unroll: int = 1) -> train.Population:
+def _population(subject: Subject, batch_size: int, steps: int) -> train.Population:
     make = lambda config: _learner(subject._replace(config=config))
-    return train.population(
-        make, subject.config, _source(subject, batch_size), steps, unroll=unroll, batched=_batched()
-    )
+    return train.population(make, subject.config, _source(subject, batch_size), steps, batched=_batched())
 
 
 def _batched() -> bool:

@@ -89,7 +89,7 @@ def run(settings: Settings) -> dict[str, Any]:
         for label, seeds in blocks:
             bar.set_postfix_str(f"{label}, seeds at once: {seeds}")
             subject, batch_size = subjects[label]
-            sizes = offline.Settings(batch_size=batch_size, updates=settings.updates, unroll=1)
+            sizes = offline.Settings(batch_size=batch_size, updates=settings.updates)
             block = offline.updates(subject, seeds, MODES, sizes, data(subject.shape))
             rows = cases.measure(block, settings.repeats, bar.update)
             results["rows"] += [{"agent": label, **row} for row in rows]

@@ -181,7 +181,7 @@ def epoch(settings: Settings, seeds: int) -> Programs:
     step = jax.jit(
         model_based.over_seeds(loop.epoch, batched=jax.default_backend() != "cpu"), donate_argnums=0
     )
-    carry = jax.jit(jax.vmap(loop.init, (0, None)))(keys, dataset)
+    carry = jax.jit(jax.vmap(loop.init, (0, None), model_based.STACKED))(keys, dataset)
 
     def ours() -> None:
         nonlocal carry
@@ -294,7 +294,7 @@ def retraining(settings: Settings, seeds: int) -> Programs:
         jax.block_until_ready(trainer.carry.memory)
 
     memory = jax.tree.map(lambda x: x[0], trainer.carry.memory._replace(environment=(), newest=()))
-    state = jax.tree.map(lambda x: x[0], trainer.carry.state._replace(step=None))
+    state = train.member(trainer.carry.state, 0)
     rows = jax.tree.map(lambda x: x[0, : settings.steps], trainer.carry.memory.environment.rows)
     network = ensemble.make(config, cases.SPEC)
     observation, action, reward, discount, after = rows[:5]
@@ -312,8 +312,7 @@ def retraining(settings: Settings, seeds: int) -> Programs:
 
 def _update_limit(trainer: Trainer, loop: mbpo.Loop, count: int) -> Callable[[], Any]:
     """The products of this many updates of every seed."""
-    state = jax.tree.map(lambda x: x[0], trainer.carry.state._replace(step=None))
-    state = state._replace(step=jnp.zeros((), jnp.int32))
+    state = train.member(trainer.carry.state, 0)._replace(step=jnp.zeros((), jnp.int32))
     batch = jax.tree.map(
         lambda x: jnp.zeros((256, *x.shape[1:]), x.dtype), examples.example(cases.SPEC)
     )._replace(origin=jnp.ones(256, jnp.int32))

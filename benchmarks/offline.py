@@ -2,10 +2,9 @@
 
     python -m benchmarks.offline
 
-IQL, CQL and EDAC-10, one seed and eight at once, in three loops:
+IQL, CQL and EDAC-10, one seed and eight at once, in two loops:
 
   scan      as the library trains: many updates in one compiled call, the dataset on the device
-  unroll    the same with --unroll updates per iteration of the compiled loop
   host      one compiled update per Python call, on a batch that NumPy sampled, as most codebases do
   act       actions for one observation, and for 64, in one compiled call each (not by default)
 
@@ -69,10 +68,9 @@ class Settings:
     head: str = "scalar"  # value head of all agents: scalar, two_hot, hl_gauss, c51 or quantile
     head_size: int = 51  # outputs of the head, whose support is [-100, 100]
     seeds: tuple[int, ...] = (1, 8)  # seeds trained at once; each number is a block of the table
-    modes: str = "scan,unroll,host"  # loops, comma-separated, of those above
+    modes: str = "scan,host"  # loops, comma-separated, of those above
     batch_size: int = 256  # transitions per update
     updates: int = 0  # updates per timed call; 0: as many as take the products alone a second
-    unroll: int = 4  # updates per iteration of the compiled loop, in the mode unroll
     repeats: int = 5  # timed rounds
     transitions: int = 1_000_000  # rows of the synthetic dataset
     out: str = ""  # .json to write, with a .md beside it; default: results/benchmarks/offline-HARDWARE.json
@@ -163,12 +161,10 @@ def updates(
 ) -> list[cases.Case]:
     """An agent's updates in every mode, after their products."""
     batch_size, rows = settings.batch_size, cases.logged(subject, data)
-    limit = cases.limit(subject, seeds, batch_size, settings.updates, settings.unroll)
+    limit = cases.limit(subject, seeds, batch_size, settings.updates)
     on_device = jax.device_put(rows)
-    compiled = functools.partial(cases.scan, subject, seeds, batch_size, limit.updates, on_device)
     make = {
-        "scan": functools.partial(compiled, "scan", 1),
-        "unroll": functools.partial(compiled, "unroll", settings.unroll),
+        "scan": functools.partial(cases.scan, subject, seeds, batch_size, limit.updates, on_device),
         "host": functools.partial(cases.host, subject, seeds, batch_size, limit.updates, rows),
     }
     loops = [mode for mode in modes if mode != cases.ACT]
@@ -188,7 +184,7 @@ def _check(settings: Settings) -> tuple[list[str], list[str]]:
     for grid in settings.grids.split(",") if settings.grids else ():
         if not re.fullmatch(r"\d+x\d+", grid):
             raise ValueError(f"--grids has {grid!r}: give levels x bins, as in 1x41,2x7,3x5")
-    for flag in ("batch_size", "unroll", "repeats", "transitions"):
+    for flag in ("batch_size", "repeats", "transitions"):
         if getattr(settings, flag) < 1:
             raise ValueError(f"--{flag}={getattr(settings, flag)} must be at least 1")
     if not settings.seeds or min(settings.seeds) < 1:

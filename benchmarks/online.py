@@ -114,7 +114,7 @@ def _cases(settings: Settings, env: str, utd: int, peer: bool) -> list[Case]:
 
 def _alone(carry: Carry, rows: int) -> tuple[State, ring.Ring]:
     """The only seed's state, and a replay of the first ``rows`` that it holds."""
-    state = jax.tree.map(lambda x: x[0], carry.state._replace(step=None))._replace(step=carry.state.step)
+    state = train.member(carry.state, 0)
     held = jax.tree.map(lambda x: x[0, :rows], carry.memory.rows)
     return state, ring.Ring(held, jnp.zeros((), jnp.int32), jnp.full((), rows, jnp.int32))
 

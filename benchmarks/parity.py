@@ -211,7 +211,7 @@ def train_one(
             rows = []
             for _ in range(_PARTS):
                 state, metrics = next(parts)
-                alone = jax.tree.map(lambda x: x[0], state._replace(step=None))
+                alone = train.member(state, 0)
                 rows.append(metrics | jax.device_get(of.measure(alone, of.probe)))
                 work.progress(length)
             check_finite(

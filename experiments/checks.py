@@ -211,6 +211,15 @@ def mesh(batch_size: int, mesh: jax.sharding.Mesh, seeds: int = 1) -> None:
         )
 
 
+def split_data(settings: Any, mesh: jax.sharding.Mesh) -> None:
+    """Raises ValueError, naming the flag, if ``--split_data`` would leave all of the log on every device."""
+    if settings.split_data and mesh.shape["data"] == 1:
+        raise ValueError(
+            "--split_data: one device holds all of the log here, as no other shares its batches: give --mesh_data "
+            "above 1 where there are more devices, or leave it out (docs/tpu_pod.md)"
+        )
+
+
 def spec(card: Mapping[str, Any], environment: Spec) -> None:
     """Raises ValueError if a run learned from other observations or actions; of older ones, from other actions."""
     if "discrete" in card:

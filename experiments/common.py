@@ -25,6 +25,9 @@ from rl.types import Actor, Learner, Spec, State
 from rl.values import heads
 from rl.values.heads import ValueHead
 
+# Settings that there were once: runs that are identified by them keep them, and go on.
+FORMER = ("unroll",)
+
 
 @dataclasses.dataclass(frozen=True)
 class Folder:
@@ -108,11 +111,6 @@ def problem(
         raise ValueError(
             f"--dataset={settings.dataset}: --agent={settings.agent} would take a set of entities for a history; "
             f"leave {entities.SUFFIX} out, or use hecrl"
-        )
-    if any(discount(config) == 1 for config in configs):
-        raise ValueError(
-            "--agent.discount=1: episodes that a time limit cuts go on for ever, and have no value with it: give less "
-            "than 1"
         )
     from_data = math.isnan(settings.head_low) or math.isnan(settings.head_high)
     for config in configs:
@@ -256,7 +254,7 @@ def run(
         folder=place,
         card={
             "agent": settings.agent,
-            "settings": chosen | head | ({} if settings.overwrite else _moved(place, chosen)),
+            "settings": chosen | head | ({} if settings.overwrite else _kept(place, chosen)),
             "config": dataclasses.asdict(config),
             **card,
         },
@@ -270,19 +268,21 @@ def run(
     )
 
 
-def _moved(place: Path, chosen: Mapping[str, Any]) -> dict[str, str]:
-    """{setting: path} of data files that the run in the folder has read under another path.
+def _kept(place: Path, chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """{setting: value} of what the run in the folder goes on with as it is there, whatever is ``chosen``.
 
-    It goes on with them under the path that it knows: the digest of its card says whether they are the same data.
+    Data files that it has read under another path: the digest of its card says whether they are the same data. And
+    `FORMER` settings.
     """
     if not log.is_config(place / log.CONFIG) or not checkpoint.steps(place / lifecycle.CHECKPOINTS):
         return {}
     before = log.read_json(place / log.CONFIG)["config"].get("settings", {})
-    return {
-        name: before[name]
+    moved = [
+        name
         for name in ("dataset", "offline_data")
         if chosen.get(name) and before.get(name) and Path(before[name]).name == Path(chosen[name]).name
-    }
+    ]
+    return {name: before[name] for name in (*moved, *FORMER) if name in before}
 
 
 def begin(run: lifecycle.Run, tree: Mapping[str, Any]) -> lifecycle.Start:
@@ -364,11 +364,11 @@ def value_bounds(
     """The support that data give for values of chunks of ``length`` actions; ``ends`` of single ones only.
 
     Raises:
-      ValueError: ``gamma`` is 1, and values are without bounds.
+      ValueError: ``gamma`` is 1, and an episode does not terminate.
     """
-    if gamma >= 1:
+    if gamma >= 1 and not replay.always_terminates(dataset):
         raise ValueError(
-            f"--agent.discount={gamma:g}: episodes that a time limit cuts go on for ever, and so would their returns: "
+            f"--agent.discount={gamma:g}: episodes that a time limit cuts go on for ever, and have no value with it: "
             "give less than 1"
         )
     if length == 1 or within == gamma:
@@ -480,16 +480,16 @@ def cpu() -> jax.Device:
         ) from None
 
 
-def on_cpu(episodes: Callable[[Any, int], dict[str, np.ndarray]]) -> Callable[[Any, int], dict[str, Any]]:
+def on_cpu(episodes: Callable[[Any, int], dict[str, np.ndarray]]) -> Callable[[State, int], dict[str, Any]]:
     """``episodes`` of policies on the CPU, as {"eval/...": [S, ...]}.
 
     They need not wait for the epoch that already runs on the accelerator.
     """
     device = cpu()
 
-    def score(state: Any, index: int) -> dict[str, np.ndarray]:
+    def score(state: State, index: int) -> dict[str, np.ndarray]:
         with jax.default_device(device):
-            scores = episodes(jax.device_put(state, device), index)
+            scores = episodes(jax.device_put(acting.without_optimiser(state), device), index)
         return {f"eval/{name}": value for name, value in scores.items()}
 
     return score

@@ -151,7 +151,8 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
             task.trajectories,
             run_keys,
             mesh,
-            lambda state, number: score(state, number) | validate(state),
+            score,
+            validate,
         )
         result = session.finish(
             lambda part, parts: {"reached": reached(settings, this.folder, task.environment, part, parts)},
@@ -165,6 +166,11 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
 def check(settings: Settings) -> None:
     """Raises ValueError, naming the flag, on settings that no run can have."""
     logged.check(settings)
+    if settings.split_data:
+        raise ValueError(
+            "--split_data: goals are later states of an episode, or any of the log, which other devices would hold: "
+            "leave it out, and each device holds all of the data"
+        )
     if settings.protocol not in PROTOCOLS:
         raise ValueError(f"--protocol={settings.protocol} is not one of {', '.join(PROTOCOLS)}")
     if not 0 <= settings.render <= _RENDERED:
@@ -305,7 +311,7 @@ def scorer(
             episodes = common.on_cpu(stack.enter_context(of_task))
 
         def score(state: State, index: int) -> dict[str, np.ndarray]:
-            local = shard.gather(state, mesh)
+            local = shard.gather(acting.without_optimiser(state), mesh)
             scores = episodes(local, index) if episodes else {}
             if episodes and f"eval/{PROTOCOLS[settings.protocol][1]}" not in scores:
                 raise ValueError(
@@ -361,18 +367,18 @@ def render(
     """
     if not settings.render or task.environment is None:
         return
-    local = shard.gather(state, mesh)
+    local = shard.gather(acting.without_optimiser(state), mesh)
     if not shard.is_main():
         return
     cpu = common.cpu()
     labels = lifecycle.labels(this.variants) or [""]
     with jax.default_device(cpu):
         for number, (label, variant) in enumerate(zip(labels, logged.variants(config, sweep), strict=True)):
-            first = jax.tree.map(lambda x, i=number * settings.seeds: x[i], local._replace(step=None))
+            first = train.member(local, number * settings.seeds)
             learner = agents.get(settings.agent).make(variant, task.data.loaded.spec, task.data.head)
             policy = rollouts.Policy(
                 learner,
-                jax.device_put(first._replace(step=local.step), cpu),
+                jax.device_put(first, cpu),
                 task.data.transform,
                 np.asarray(task.data.dataset.transitions.observation),
             )

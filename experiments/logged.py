@@ -19,7 +19,7 @@ from rl.types import Key, Learner, Metrics, State
 # Settings that another checkpoint in the same folder must agree on.
 IDENTITY = (
     *("dataset", "environment", "clip_actions", "head", "head_size", "seeds", "seed"),
-    *("eval_every", "eval_episodes", "batch_size", "unroll"),
+    *("eval_every", "eval_episodes", "batch_size"),
 )
 
 _VALIDATION = 10  # batches of held-out data
@@ -38,15 +38,15 @@ class Settings(common.Data, common.Head, common.Folder):
     eval_episodes: int = 20  # episodes per seed and evaluation, at least 2; 0 trains without an environment
     eval_processes: int = -1  # worker processes for environments; -1: one per core, 0: none
     batch_size: int = 256  # transitions per update
-    unroll: int = 1  # updates per iteration of the compiled loop; more costs time to compile
     validation: bool = True  # log losses on held-out data, too, where there are any (OGBench's -val.npz)
     mesh_seed: int = 1  # devices over which seeds are spread
     mesh_data: int = -1  # devices over which each batch is split; -1: all that are left
+    split_data: bool = False  # each device of --mesh_data holds and draws from a part of the log (offline)
 
 
 def check(settings: Settings) -> None:
     """Raises ValueError, naming the flag, on numbers that no run can have."""
-    checks.at_least_one(settings, "seeds", "updates", "eval_every", "batch_size", "unroll")
+    checks.at_least_one(settings, "seeds", "updates", "eval_every", "batch_size")
     checks.not_negative(settings, "seed")
     checks.several_episodes(settings, none=True)
     checks.multiple(settings, "updates", "eval_every")
@@ -82,22 +82,31 @@ def population(
     sample: Source,
     mesh: jax.sharding.Mesh,
 ) -> tuple[train.Population, Key]:
-    """All variants times all seeds as one population, and their keys."""
+    """All variants times all seeds as one population, and their keys.
+
+    With ``split_data`` each device draws single steps from its own part of the data, and ``sample`` is not used.
+    """
     runs = train.population(
         make,
         config,
-        shard.data_parallel(sample, mesh),
+        shard.sharded_sampler(settings.batch_size, mesh)
+        if settings.split_data
+        else shard.data_parallel(sample, mesh),
         settings.eval_every,
         sweep={
             name: np.repeat(np.asarray(values, np.float32), settings.seeds) for name, values in sweep.items()
         },
-        unroll=settings.unroll,
         batched=mesh.size > 1 or jax.default_backend() != "cpu",
     )
     count = max((len(values) for values in sweep.values()), default=1)
     # Seed i has the same key in every variant and however many seeds run beside it.
     seeds = np.tile(np.arange(settings.seeds), count)
     return runs, keys.seeds(jax.random.key(settings.seed), settings.seeds)[seeds]
+
+
+def _placed(settings: Settings, data: Any, mesh: jax.sharding.Mesh) -> Any:
+    """The data on the devices: all of them on each, or a part."""
+    return shard.place_split(data, mesh) if settings.split_data else shard.place(data, mesh)
 
 
 def validator(
@@ -123,7 +132,7 @@ def validator(
     batches = dataclasses.replace(settings, eval_every=math.ceil(_VALIDATION / period) * period)
     runs, run_keys = learners(batches, _frozen)
     epoch = jax.jit(shard.over_mesh(runs.epoch, mesh))
-    data, placed = shard.place(held_out, mesh), shard.place_keys(keys.of(run_keys, "validate"), mesh)
+    data, placed = _placed(settings, held_out, mesh), shard.place_keys(keys.of(run_keys, "validate"), mesh)
 
     def validate(state: State) -> dict[str, np.ndarray]:
         _, report = epoch(state, data, placed)
@@ -149,7 +158,8 @@ def loop(
     data: Any,
     run_keys: Key,
     mesh: jax.sharding.Mesh,
-    measure: Callable[[State, int], Mapping[str, Any]],
+    score: Callable[[State, int], Mapping[str, Any]],
+    measure: Callable[[State], Mapping[str, Any]],
     **parts: Any,
 ) -> State:
     """All epochs that are left, each followed by its scores, its log and a checkpoint; returns the last state.
@@ -161,19 +171,21 @@ def loop(
       data: what batches are drawn from, on the host.
       run_keys: [S].
       mesh: the run's.
-      measure: (state, number of the epoch, from 1) -> what to log beside its report.
+      score: (state, number of the epoch, from 1) -> what to log beside its report; called while the next one runs.
+      measure: state -> more to log, which is computed where the epochs are, and so between them.
       parts: what checkpoints hold beside the state.
     """
     done, last = start.step // settings.eval_every, start.tree["state"]
     epochs = train.epochs(
         shard.over_mesh(runs.epoch, mesh),
         last,
-        shard.place(data, mesh),
+        _placed(settings, data, mesh),
         shard.place_keys(run_keys, mesh),
         settings.updates // settings.eval_every - done,
+        measure,
     )
     for number, (state, report) in enumerate(epochs, done + 1):
         step, last = number * settings.eval_every, state
-        session.write(step, measure(state, number), report)
+        session.write(step, score(state, number), report)
         session.keep(step, {"state": state, **parts})
     return last

@@ -140,7 +140,7 @@ def run(settings: Settings, config: Config) -> dict[str, Any]:
         model_based.diagnosis(learner, acting.critics(learner), where.dynamics, truth=where.truth),
     )
     dataset = jax.device_put(task.dataset)
-    carry = jax.jit(jax.vmap(loop.init, (0, None)))(run_keys, dataset)
+    carry = jax.jit(jax.vmap(loop.init, (0, None), model_based.STACKED))(run_keys, dataset)
     unfitted = jax.vmap(network.init)(keys.of(run_keys, "dynamics"))
     start = common.begin(this, {"carry": carry, "world": where.params(unfitted)})
     if start.result is not None:
@@ -149,7 +149,7 @@ def run(settings: Settings, config: Config) -> dict[str, Any]:
     with ExitStack() as stack:
         episodes = None
         if task.loaded.environment:
-            actor = acting.over_seeds(acting.actor(learner), 0)
+            actor = acting.over_seeds(acting.actor(learner), train.STACKED)
             of_task = common.evaluator(settings, actor, task.loaded.environment, settings.seeds, task.loaded)
             episodes = common.on_cpu(stack.enter_context(of_task))
         fitting = where.learns and not start.resumed
@@ -213,6 +213,10 @@ def check(settings: Settings, config: Config) -> None:
         raise ValueError(
             f"--truth={settings.truth}: with --agent.real=1 nothing is rolled out in any world: leave it out, or give "
             "another --agent"
+        )
+    if config.discount == 1:
+        raise ValueError(
+            "--agent.discount=1: rollouts that are cut go on for ever, and have no value with it: give less than 1"
         )
     if settings.runaway < 0:
         raise ValueError(f"--runaway={settings.runaway} must not be negative")

@@ -99,13 +99,20 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
     world = blank_dynamics(settings, task)
     population, run_keys = learners(settings, config, sweep, task, mesh, world)
     checks.mesh(settings.batch_size, mesh, len(run_keys))
+    checks.split_data(settings, mesh)
     this = common.run(
         settings,
         config,
         settings.updates,
         task=Path(settings.dataset).name,
         identity=IDENTITY,
-        card={"sweep": sweep, "digest": task.loaded.digest, "support": task.support},
+        card={
+            "sweep": sweep,
+            "digest": task.loaded.digest,
+            "support": task.support,
+            # The number of parts, which draws depend on; None is what earlier checkpoints say.
+            "split_data": mesh.shape["data"] if settings.split_data else None,
+        },
         about={
             "transform": transform.to_json(task.transform),
             "terminates": replay.terminates(task.dataset),
@@ -138,9 +145,10 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
         world = start.tree["dynamics"] if start.resumed else fit_dynamics(settings, task)
         population, _ = learners(settings, config, sweep, task, mesh, world)
     with (
-        scorer(settings, task, population, common.discount(config), len(run_keys), mesh) as score,
+        scorer(settings, task, population, len(run_keys), mesh) as score,
         lifecycle.session(this, start) as session,
     ):
+        estimate = estimates(settings, task, population, common.discount(config), len(run_keys), mesh)
         validate = logged.validator(
             settings,
             held_out,
@@ -156,7 +164,8 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
             batches,
             run_keys,
             mesh,
-            lambda state, number: score(state, number) | validate(state),
+            score,
+            lambda state: estimate(state) | validate(state),
             dynamics=world,
         )
         return session.finish(
@@ -221,6 +230,16 @@ def check(settings: Settings) -> None:
             raise ValueError(
                 f"--{name}={getattr(settings, name)} and --chunk={settings.chunk} cannot be combined: it is of single "
                 "steps; leave one of them out"
+            )
+    reasons = {
+        "chunk": "the actions of a chunk may lie on two devices",
+        "robust": "its model is fitted to all of the log, on one device",
+        "policy_estimates": "they are fitted to all of the log, on one device",
+    }
+    for name, reason in reasons.items() if settings.split_data else ():
+        if (value := getattr(settings, name)) != getattr(Settings, name):
+            raise ValueError(
+                f"--split_data and --{name}={value} cannot be combined: {reason}; leave one of them out"
             )
     if settings.robust and settings.robust not in REGULARISED:
         raise ValueError(f"--robust={settings.robust} is not one of {', '.join(REGULARISED)}")
@@ -314,7 +333,6 @@ def scorer(
     settings: Settings,
     task: Problem,
     population: train.Population,
-    discount: float,
     count: int,
     mesh: jax.sharding.Mesh,
 ) -> Iterator[Callable[[State, int], dict[str, np.ndarray]]]:
@@ -329,19 +347,14 @@ def scorer(
 
     actor = acting.observing(population.actor, functools.partial(transform.observations, task.transform))
     with ExitStack() as stack:
-        episodes = estimate = None
+        episodes = None
         if task.loaded.environment and settings.eval_episodes and shard.is_main():
             of_task = common.evaluator(settings, actor, task.loaded.environment, count, task.loaded)
             episodes = common.on_cpu(stack.enter_context(of_task))
-        if settings.policy_estimates and shard.is_main():
-            estimate = estimator(settings, task, population, discount, count)
 
         def score(state: State, index: int) -> dict[str, np.ndarray]:
-            local = shard.gather(state, mesh)
-            scores: dict[str, np.ndarray] = episodes(local, index) if episodes else {}
-            if estimate:
-                scores["eval/fitted_q"] = estimate(local)
-            return scores
+            local = shard.gather(acting.without_optimiser(state), mesh)
+            return episodes(local, index) if episodes else {}
 
         yield score
 
@@ -359,6 +372,26 @@ def estimator(
     dataset = jax.device_put(task.dataset)  # once: each estimate would copy it again
     fit_keys = keys.of(keys.seeds(jax.random.key(settings.seed), count), "fitted_q")
     return lambda state: np.asarray(estimate(state, dataset, fit_keys))
+
+
+def estimates(
+    settings: Settings,
+    task: Problem,
+    population: train.Population,
+    discount: float,
+    count: int,
+    mesh: jax.sharding.Mesh,
+) -> Callable[[State], dict[str, np.ndarray]]:
+    """A function of the state -> {"eval/fitted_q": [S]}, if they are asked for; all hosts call it, one computes."""
+    if not settings.policy_estimates:
+        return lambda state: {}
+    value = estimator(settings, task, population, discount, count) if shard.is_main() else None
+
+    def estimate(state: State) -> dict[str, np.ndarray]:
+        local = shard.gather(acting.without_optimiser(state), mesh)
+        return {} if value is None else {"eval/fitted_q": value(local)}
+
+    return estimate
 
 
 PUBLISHED = Settings(preset=presets.PAPER)

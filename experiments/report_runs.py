@@ -21,7 +21,7 @@ OTHER = "other code"  # the state of a folder that holds another run than the sw
 # Settings that do not decide what a run learns, nor when it is evaluated.
 INDIFFERENT = (
     *("seed", "seeds", "workdir", *layout.INDIFFERENT),
-    *("mesh_seed", "mesh_data", "data_folder", "unroll", "validation", "save_every", "preset"),
+    *("mesh_seed", "mesh_data", "data_folder", "validation", "save_every", "preset"),
 )
 
 

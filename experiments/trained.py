@@ -85,6 +85,7 @@ class Policies(NamedTuple):
     # (the environment's own observations [..., *observation], actions [..., *action]) -> [P, E, ...]: what each of E
     # critics says of them. Raises ValueError of an agent without critics
     critics: Callable[[Any, Any], Array]
+    alone: Callable[[int], tuple[State, Actor]]  # of one of them, counted from 0: its state, and its actor
     labels: tuple[str, ...]  # of the variants, one for each; ("",) of a run that is no sweep
     count: int  # type: ignore[assignment]  # P, which is the number of seeds times that of variants
     step: int  # of the checkpoint
@@ -116,9 +117,9 @@ def load(run: str | Path, environment: str = "") -> Policies:
             f"--environment={name} has {checks.in_words(spec)}; the run was trained in {trained_in}, which has "
             f"{checks.in_words(of_run)}"
         )
-    labels = _labels(card)
-    count = _count(card)
-    several = _population(card, spec)
+    sweep, labels, count = _sweep(card), _labels(card), _count(card)
+    config, make = _config(card), _maker(card, spec)
+    several = _population(card, make)
     like = _like(several, card, spec, types)
     try:
         checks.actions(card, spec)
@@ -134,9 +135,13 @@ def load(run: str | Path, environment: str = "") -> Policies:
         of_each = lambda x: jnp.broadcast_to(jnp.asarray(x), (count, *np.shape(x)))
         return values(state, nest.map_structure(of_each, see(observation)), of_each(action))
 
+    def alone(member: int) -> tuple[State, Actor]:
+        variant = logged.variants(config, sweep)[member // card["settings"]["seeds"]]
+        return train.member(state, member), acting.observing(acting.actor(make(variant)), see)
+
     actor = acting.observing(several.actor, see)
     scale = reference(folder, card, name, trained_in)
-    return Policies(name, spec, state, actor, critics, labels, count, record["step"], scale)
+    return Policies(name, spec, state, actor, critics, alone, labels, count, record["step"], scale)
 
 
 # ---- what a run says of itself ----------------------------------------------------------------------------
@@ -155,9 +160,11 @@ def _checkpoint(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         raise ValueError(
             f"--run={folder} is no run of experiments.offline, online, goals, model_based or mbpo, whose policies act"
         )
-    if _script(card) == "model_based":  # where a checkpoint holds the loop's carry, and each seed its step
+    if (
+        _script(card) == "model_based"
+    ):  # where a checkpoint holds the loop's carry, once with a step for each seed
         arrays = {name.replace("carry/learner/", "state/", 1): array for name, array in arrays.items()}
-        arrays["state/step"] = arrays["state/step"][0]
+        arrays["state/step"] = arrays["state/step"].reshape(-1)[0]
     return record, arrays
 
 
@@ -243,8 +250,8 @@ def _count(card: Mapping[str, Any]) -> int:
     return int(card["settings"]["seeds"]) * len(_labels(card))
 
 
-def _population(card: Mapping[str, Any], spec: Spec) -> train.Population:
-    """The learners of a run, to act with."""
+def _maker(card: Mapping[str, Any], spec: Spec) -> Callable[[Any], Learner]:
+    """A learner of the run from its hyper-parameters."""
     settings = card["settings"]
     low, high = card.get("support") or (settings.get("head_low"), settings.get("head_high"))
     head = heads.make(
@@ -256,8 +263,13 @@ def _population(card: Mapping[str, Any], spec: Spec) -> train.Population:
         kappa=settings.get("head_kappa", 1.0),
         sigma_ratio=settings.get("head_sigma", heads.SIGMA_RATIO),
     )
-    swept = {name: np.repeat(np.float32(values), settings["seeds"]) for name, values in _sweep(card).items()}
-    make = functools.partial(_learner, card, spec, head)
+    return functools.partial(_learner, card, spec, head)
+
+
+def _population(card: Mapping[str, Any], make: Callable[[Any], Learner]) -> train.Population:
+    """The learners of a run, to act with."""
+    seeds = card["settings"]["seeds"]
+    swept = {name: np.repeat(np.float32(values), seeds) for name, values in _sweep(card).items()}
     return train.population(make, _config(card), lambda *_: None, 1, sweep=swept)
 
 
@@ -304,19 +316,18 @@ def player(policies: Policies, member: int = 0, seed: int = 0) -> Callable[..., 
     if not 0 <= member < policies.count:
         raise ValueError(f"member={member}, but the run has {policies.count} policies, counted from 0")
     memory, key = None, jax.random.key(seed)
-    act = jax.jit(acting.resetting(policies.actor).act)
+    state, actor = policies.alone(member)
+    act = jax.jit(acting.resetting(actor).act)
 
     def step(observation: Any, first: bool = False) -> np.ndarray:
         nonlocal memory, key
-        shown = nest.map_structure(
-            lambda x: jnp.stack([jnp.asarray(x)] * policies.count)[:, None], observation
-        )
+        shown = nest.map_structure(lambda x: jnp.asarray(x)[None], observation)
         if memory is None:
-            memory = policies.actor.start(policies.state, shown)
+            memory = actor.start(state, shown)
         key, now = jax.random.split(key)
-        begins = np.full((policies.count, 1), first)
-        action, memory = act(policies.state, memory, shown, begins, jax.random.split(now, policies.count))
-        return np.asarray(action[member, 0])
+        own = jax.random.split(now, policies.count)[member]
+        action, memory = act(state, memory, shown, np.full(1, first), own)
+        return np.asarray(action[0])
 
     return step
 
@@ -383,7 +394,7 @@ def estimates(settings: Settings) -> dict[str, Any]:
             f"--run={settings.run} was trained on other data than {of_run.dataset} has here, as their digests say: "
             "name its own by --dataset=FILE or --data_folder=FOLDER"
         )
-    several = _population(card, task.loaded.spec)
+    several = _population(card, _maker(card, task.loaded.spec))
     estimate = offline.estimator(of_run, task, several, common.discount(config), _count(card))
     like = _like(several, card, task.loaded.spec, np.float32)
     parts = np.split(estimate(common.placed_state(arrays, like)), len(_labels(card)))

@@ -85,7 +85,7 @@ def refresh(
       inputs: leaves [..., *any].
       held: leaves [..., *any].
       key: each row has one of its own.
-      at_once: rows of a group at most; groups are equally large.
+      at_once: rows of a group at most; groups are as few as can be, and equally large but for the last.
     """
     count = due.size
     flat = lambda tree: jax.tree.map(lambda x: x.reshape(count, *x.shape[due.ndim :]), tree)
@@ -95,7 +95,8 @@ def refresh(
         fresh = jax.lax.cond(_any(due), lambda: compute(inputs, key), lambda: held)
         return choose(due, fresh, held)
 
-    group = max(n for n in range(1, min(at_once, count) + 1) if count % n == 0)
+    groups = -(-count // at_once)
+    group = -(-count // groups)
     rows = due.reshape(count), flat(inputs), flat(held), jax.random.split(key, count)
     result = jax.lax.map(refreshed, rows, batch_size=group)
     return jax.tree.map(lambda x: x.reshape(*due.shape, *x.shape[1:]), result)
@@ -139,6 +140,11 @@ def in_chunks(learner: Learner, spec: Spec, length: int, replan_every: int = 0) 
         return learner
     policy = lambda act: act and chunked(act, spec, length, replan_every)
     return learner._replace(actor=policy(learner.act), explorer=policy(learner.explore))
+
+
+def without_optimiser(state: State) -> State:
+    """All of a state that acting needs, half of it or less where the optimiser is Adam: what evaluations copy."""
+    return state._replace(optimiser={})
 
 
 def over_seeds(actor: Actor, states: State | int) -> Actor:

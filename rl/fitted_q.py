@@ -73,7 +73,7 @@ def estimator(
     estimate = jax.jit(functools.partial(_estimate, critic, head, act))
 
     def run(states: Any, dataset: Dataset, keys: Key) -> Array:
-        dataset = jax.device_put(dataset)
+        states, dataset = jax.device_put((states, dataset))
         init_keys, fit_keys, estimate_keys = _split(keys, 3)
         q = start(dataset, init_keys)
         with log.progress(config.updates, "fitted-Q evaluation", unit="update", delay=3, leave=False) as bar:

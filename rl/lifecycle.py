@@ -192,9 +192,13 @@ class Session:
         return time.monotonic() - self._began
 
     def write(self, step: int, scores: Mapping[str, Any], report: train.Report | None = None) -> None:
-        """Logs what is known at ``step``: an epoch's ``report`` under train/, and ``scores`` as they are named."""
+        """Logs what is known at ``step``: an epoch's ``report`` under train/, and other ``scores`` as they are named.
+
+        Such are those that the report has ``measured``, too.
+        """
         trained = {} if report is None else {f"train/{name}": x for name, x in report.metrics.items()}
-        self._record.write(step, {**trained, **scores})
+        measured = {} if report is None else report.measured
+        self._record.write(step, {**trained, **measured, **scores})
         self._lines += 1
         names = [name for name in (*HEADLINE, "played") if f"eval/{name}" in scores]
         self.bar.set_postfix({name: self._mean(scores[f"eval/{name}"]) for name in names}, refresh=False)

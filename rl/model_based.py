@@ -12,6 +12,15 @@ on batches of logged and model rows. Methods of the field are settings of this l
 | RAVL | 10 or more | above 0 | as the model says |
 | SAC-N, EDAC | 10 or more | 0, above 0 | there are none: ``real`` is 1 |
 
+Paper and code. Loop and agent are those of RAVL's code (anyasims/edge-of-reach), whose agent is CORL's EDAC: its
+results are what a run here is compared with, and its defaults are those of `Config`. Which N, eta, k and r it had on
+which dataset is in the paper's table alone. MOPO and MOBILE run in the same loop, as in OfflineRL-Kit (Sun 2023,
+MOBILE's author) and not as in MOPO's code from 2020: so methods differ in what the table says and in nothing else, and
+published lengths and penalties (``--preset=paper``) were tuned in it. MOPO's penalty is the paper's, and
+``disagreement`` the ensemble penalty that the paper tries too. What differs from these codes is said where it is:
+`rl.agents.sac_n`, `rl.agents.mobile`, `rl.dynamics.fit`, and with each preset (``missing`` in
+experiments/presets.yaml).
+
 What goes wrong in truncated rollouts is measured in `diagnosis` and ends a run in `check_values`.
 """
 
@@ -78,6 +87,10 @@ class Carry(NamedTuple):
     buffer: Any  # a `ring.Ring` of model rows; () where there is no model
 
 
+# Axes over seeds, as `rl.train.STACKED`.
+STACKED = Carry(train.STACKED, buffer=0)
+
+
 class Inputs(NamedTuple):
     """What an epoch reads and does not change."""
 
@@ -86,7 +99,7 @@ class Inputs(NamedTuple):
 
 
 class Loop(NamedTuple):
-    """Training as two pure functions of one seed."""
+    """Training as two pure functions of one seed; of several, `over_seeds` and ``init`` with `STACKED` for out_axes."""
 
     init: Callable[[Key, Dataset], Carry]
     epoch: Callable[[Carry, Inputs, Key], tuple[Carry, train.Report]]  # for `rl.train.epochs`
@@ -191,25 +204,25 @@ def target_range(config: Config, discount: float, spec: Spec, low: float, high: 
         return low - (high - low), high
     nest.require_array(spec.observation_shape, "a dynamics ensemble")
     largest = math.exp(0.25) * math.sqrt(math.prod(spec.observation_shape) + 1)
-    return low - config.penalty * largest / (1 - discount), high
+    return low - replay.for_ever(config.penalty * largest, discount), high
 
 
 def over_seeds(
     epoch: Callable[[Carry, Inputs, Key], tuple[Carry, train.Report]], *, batched: bool
 ) -> Callable[[Carry, Inputs, Key], tuple[Carry, train.Report]]:
-    """``epoch`` of [S] carries, worlds and keys, on one dataset.
+    """``epoch`` of carries (`STACKED`), worlds [S, ...] and keys [S], on one dataset.
 
     ``batched`` advances seeds together, as accelerators want it; otherwise one after another in the same program.
     """
     if batched:
         axes: Any = Inputs(None, 0)  # type: ignore[arg-type]
-        return jax.vmap(epoch, (0, axes, 0))
+        return jax.vmap(epoch, (STACKED, axes, 0), (STACKED, 0))
 
     def one_by_one(carry: Carry, inputs: Inputs, run_keys: Key) -> tuple[Carry, train.Report]:
-        def one(seed_inputs: tuple[Carry, Any, Key]) -> tuple[Carry, train.Report]:
-            return epoch(seed_inputs[0], inputs._replace(world=seed_inputs[1]), seed_inputs[2])
+        def one(carry: Carry, key: Key, world: Any) -> tuple[Carry, train.Report]:
+            return epoch(carry, inputs._replace(world=world), key)
 
-        return jax.lax.map(one, (carry, inputs.world, run_keys))
+        return train.in_turn(one)(carry, run_keys, inputs.world)
 
     return one_by_one
 
@@ -303,8 +316,12 @@ def largest_value(dataset: Dataset, discount: float) -> Largest:
     """The bound if the logged rewards are all there are; actions [N, D].
 
     Raises:
-      ValueError: a reward is not finite.
+      ValueError: a reward is not finite, or ``discount`` is 1, with which nothing bounds a value.
     """
+    if discount >= 1:
+        raise ValueError(
+            f"discount={discount:g}: values of rollouts, which are cut, have no bound: give less than 1"
+        )
     reward, action = (np.asarray(x) for x in (dataset.transitions.reward, dataset.transitions.action))
     bad = np.flatnonzero(~np.isfinite(reward))
     if bad.size:

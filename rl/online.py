@@ -99,26 +99,41 @@ class View(NamedTuple):
     logged: Callable[[int], source.Source] = data.sampler  # how many -> the source of logged rows like these
 
 
-def steps(n: int = 1, discount: float = 1.0, environments: int = 1) -> View:
+def steps(n: int = 1, discount: float | None = None, environments: int = 1) -> View:
     """Rows that hold both observations, read as transitions over ``n`` steps (`ring.transitions`).
 
     Args:
       n: steps, at least 1.
-      discount: the agent's gamma. It must be the same, which nothing here can check.
+      discount: the agent's gamma, where there is more than one step. It must be the same, which nothing here can
+        check.
       environments: ``N``, as of the `loop`.
+
+    Raises:
+      ValueError: several steps without a discount.
     """
+    gamma = _gamma(n, discount)
     return View(
         keep=lambda row: row,
         draw=ring.draw,
-        transitions=lambda memory, slots: ring.transitions(memory, slots, n, discount, environments),
+        transitions=lambda memory, slots: ring.transitions(memory, slots, n, gamma, environments),
         wait=0,
         spare=0,
         environments=environments,
     )
 
 
+def _gamma(steps: int, discount: float | None) -> float:
+    """The discount of returns over this many steps. Raises ValueError if there is none, and they need one."""
+    if discount is None and steps > 1:
+        raise ValueError(
+            f"transitions over {steps} steps hold returns, which are made with the agent's gamma: give "
+            "discount=config.discount"
+        )
+    return 1.0 if discount is None else discount
+
+
 def chunked(
-    length: int, discount: float = 1.0, environments: int = 1, reward_discount: float | None = None
+    length: int, discount: float | None = None, environments: int = 1, reward_discount: float | None = None
 ) -> View:
     """Rows that hold both observations, read in chunks of ``length`` actions (`rl.replay.chunks`).
 
@@ -129,28 +144,36 @@ def chunked(
       discount: the agent's gamma, of one step, as of `steps`.
       environments: ``N``, as of the `loop`.
       reward_discount: of rewards within a chunk; by default ``discount``.
+
+    Raises:
+      ValueError: chunks of several actions without a discount.
     """
+    gamma = _gamma(length, discount)
     return steps(environments=environments)._replace(
         draw=lambda memory, key, size: ring.draw_whole(memory, key, size, length, environments),
         transitions=lambda memory, slots: ring.action_chunks(
-            memory, slots, length, discount, environments, reward_discount
+            memory, slots, length, gamma, environments, reward_discount
         ),
         chunk=length,
         logged=lambda size: chunks.sampler(size, length),
     )
 
 
-def stacked_frames(depth: int, n: int = 1, discount: float = 1.0, environments: int = 1) -> View:
+def stacked_frames(depth: int, n: int = 1, discount: float | None = None, environments: int = 1) -> View:
     """Rows that hold the newest of the ``depth`` frames seen, stacked when they are read (`rl.replay.frames`).
 
     Args:
       depth: frames in each observation.
       n, discount, environments: as in `steps`.
+
+    Raises:
+      ValueError: several steps without a discount.
     """
+    gamma = _gamma(n, discount)
     return View(
         keep=lambda row: frames.compress(row, depth),
         draw=lambda memory, key, size: frames.draw(memory, key, size, depth, n, environments),
-        transitions=lambda memory, slots: frames.transitions(memory, slots, depth, n, discount, environments),
+        transitions=lambda memory, slots: frames.transitions(memory, slots, depth, n, gamma, environments),
         wait=environments * n,
         spare=environments * depth,
         environments=environments,

@@ -14,7 +14,7 @@ import inspect
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -22,8 +22,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from rl import acting, keys
-from rl.replay.dataset import Dataset
-from rl.replay.source import Source
+from rl.replay.dataset import Dataset, Discounts
+from rl.replay.source import Discounted, Source
 from rl.types import Actor, Array, Key, Learner, Metrics, State, Transition
 
 # Axes of a stacked state: one axis over seeds everywhere but in the step, which all share. With a shared
@@ -38,6 +38,7 @@ class Report(NamedTuple):
 
     metrics: Metrics  # mean of each over the epoch
     bad_step: Mapping[str, Array]  # first step at which each was not finite, or `NEVER`
+    measured: Mapping[str, Any] = {}  # of the state after it, as `epochs` was asked to
 
 
 # The state of a learner, or a larger pytree with one in it.
@@ -58,8 +59,6 @@ def scan_updates(
     update: Callable[[State, Transition, Key], tuple[State, Metrics]],
     sample: Source,
     steps: int,
-    *,
-    unroll: int = 1,
 ) -> Callable[[State, Any, Key], tuple[State, Report]]:
     """``steps`` updates as one function of (state, dataset, key), to be jitted by the caller.
 
@@ -67,8 +66,6 @@ def scan_updates(
       update: a learner's update.
       sample: draws one batch from the dataset: a source (`rl.replay.source`), told the number of the update.
       steps: updates per call.
-      unroll: updates per iteration of the compiled loop. More costs compile time, and brought nothing where it was
-        tried, on CPUs and an H100; results differ in the last bits, so resume with the value that was started with.
 
     Raises:
       ValueError: ``sample`` is no source; or, when traced, an update that does not count itself, or a metric that is an
@@ -108,7 +105,7 @@ def scan_updates(
 
         start = (state, jnp.zeros(len(names)), jnp.full(len(names), NEVER))
         counts = jnp.arange(1, steps + 1, dtype=jnp.float32)
-        (state, mean, bad), _ = jax.lax.scan(body, start, counts, unroll=unroll)
+        (state, mean, bad), _ = jax.lax.scan(body, start, counts)
         return state, Report(
             metrics={name: mean[i] for i, name in enumerate(names)},
             bad_step={name: bad[i] for i, name in enumerate(names)},
@@ -126,6 +123,62 @@ def _check_source(sample: Source) -> None:
             f"{getattr(sample, '__name__', sample)!r} does not draw a batch from (data, key, step) ({error}): give a "
             "source, as rl.replay.dataset.sampler(batch_size) returns one"
         ) from None
+
+
+def member(stacked: Carried, index: Array | int) -> Carried:
+    """One seed's part of a stacked state (`STACKED`), or of a pytree with one in it: [...] of arrays [S, ...].
+
+    The step is that of all seeds. What the learner's functions take is such a state.
+    """
+
+    def part(x: Any) -> Any:
+        if _is_state(x):
+            return jax.tree.map(lambda leaf: leaf[index], x._replace(step=None))._replace(step=x.step)
+        return x[index]
+
+    return jax.tree.map(part, stacked, is_leaf=_is_state)
+
+
+def in_turn(epoch: Callable[..., tuple[Carried, Report]]) -> Callable[..., tuple[Carried, Report]]:
+    """An epoch of one seed as one of all, one after another, in place: no seed's arrays exist twice.
+
+    Args:
+      epoch: (a state or a pytree with one in it, further arguments) -> the same after it, and its report.
+
+    Returns:
+      The same of stacked states (`STACKED`) and of arguments [S, ...], of which there is at least one.
+    """
+
+    def run(stacked: Carried, *arguments: Any) -> tuple[Carried, Report]:
+        def one(before: Carried, place: tuple[Any, ...]) -> tuple[Carried, Report]:
+            index, *own = place
+            # All start at the step that they share, which those before have counted on.
+            start = jax.tree.map(_with_step, member(before, index), stacked, is_leaf=_is_state)
+            trained, report = epoch(start, *own)
+            put = lambda x, new: _put(x, index, new)
+            return jax.tree.map(put, before, trained, is_leaf=_is_state), report
+
+        count = jax.tree.leaves(arguments)[0].shape[0]
+        return jax.lax.scan(one, stacked, (jnp.arange(count), *arguments))
+
+    return run
+
+
+def _is_state(x: Any) -> bool:
+    return isinstance(x, State)
+
+
+def _with_step(x: Any, like: Any) -> Any:
+    """A state with the step of another; all else as it is."""
+    return x._replace(step=like.step) if _is_state(x) else x
+
+
+def _put(stacked: Any, index: Array, one: Any) -> Any:
+    """``stacked`` with one seed's part in place of its own, and its step."""
+    if not _is_state(stacked):
+        return stacked.at[index].set(one)
+    put = lambda x, new: x.at[index].set(new)
+    return jax.tree.map(put, stacked._replace(step=None), one._replace(step=None))._replace(step=one.step)
 
 
 class Population(NamedTuple):
@@ -146,7 +199,6 @@ def population(
     steps: int,
     *,
     sweep: Mapping[str, Any] | None = None,
-    unroll: int = 1,
     batched: bool = True,
 ) -> Population:
     """Learners that differ in seed and, if ``sweep`` is given, in hyper-parameters, as one program.
@@ -158,19 +210,21 @@ def population(
       steps: updates per epoch.
       sweep: {field of config: [S] values}; fields that only enter the arithmetic (floats) can be swept,
         those that decide the program's structure (layers, ensemble sizes, switches) cannot.
-      unroll: see `scan_updates`.
       batched: whether seeds advance together, each array operation on all of them, as accelerators and meshes
         want it. False trains one after another inside the same program, which is faster on a CPU: one seed's
         products keep its cores busy, and its parameters stay in cache.
 
     Raises:
-      ValueError: a field that is unknown or no float, lists of different lengths, or a value of 0; from ``init`` and
-        ``epoch``, if keys are not one for each run.
+      ValueError: a field that is unknown or no float, lists of different lengths, or a value of 0; a source that draws
+        by another discount than the agent's, or by one where that is swept; from ``init`` and ``epoch``, if keys are
+        not one for each run; from ``epoch``, data made with another discount (`rl.replay.dataset.n_step`, chunks).
     """
     check_sweep(sweep or {})
     hypers = {name: jnp.asarray(values) for name, values in (sweep or {}).items()}
     for name in hypers:
         _check_field(config, name)
+    if isinstance(sample, Discounted):
+        _check_discounts(config, hypers, {"discount": sample.discount}, "the source draws")
 
     def learner(hyper: Mapping[str, Array]) -> Learner:
         return make(dataclasses.replace(config, **hyper))
@@ -191,25 +245,19 @@ def population(
 
     def epoch(state: State, dataset: Dataset, run_keys: Key) -> tuple[State, Report]:
         check(run_keys)
+        for made in jax.tree.leaves(dataset, is_leaf=_are_discounts):
+            if _are_discounts(made):
+                _check_discounts(config, hypers, dataclasses.asdict(made), "the data hold returns made")
 
         def one(state: State, key: Key, hyper: Mapping[str, Array]) -> tuple[State, Report]:
-            return scan_updates(learner(hyper).update, sample, steps, unroll=unroll)(state, dataset, key)
+            return scan_updates(learner(hyper).update, sample, steps)(state, dataset, key)
 
         if batched:
             return jax.vmap(one, (STACKED, 0, 0), (STACKED, 0), spmd_axis_name="seed")(
                 state, run_keys, hypers
             )
 
-        def in_place(stacked: State, member: tuple[Array, Key, Mapping[str, Array]]) -> tuple[State, Report]:
-            index, key, hyper = member
-            alone = jax.tree.map(lambda x: x[index], stacked)._replace(step=state.step)
-            trained, report = one(alone, key, hyper)
-            put = jax.tree.map(lambda x, new: x.at[index].set(new), stacked, trained._replace(step=None))
-            return put, report
-
-        indices = jnp.arange(run_keys.shape[0])
-        stacked, report = jax.lax.scan(in_place, state._replace(step=None), (indices, run_keys, hypers))
-        return stacked._replace(step=state.step + steps), report
+        return in_turn(one)(state, run_keys, hypers)
 
     def over_seeds(part: Callable[[Learner], Callable[..., Any]]) -> Callable[..., Any]:
         """A function of a learner for all seeds, each with its hyper-parameters: `arsq` acts by a temperature, say."""
@@ -224,18 +272,48 @@ def population(
     return Population(init, epoch, over_seeds(lambda x: x.act), actor, over_seeds(acting.critics))
 
 
+def can_be_swept(config: Any, name: str) -> bool:
+    """Whether runs that differ in this field of a config can be one program: a float, or one that may be None."""
+    value = getattr(config, name, None)
+    return isinstance(value, float) or (value is None and "float" in _declared(config, name))
+
+
+def _declared(config: Any, name: str) -> str:
+    """The type of a field, as it is written."""
+    return {field.name: str(field.type) for field in dataclasses.fields(config)}.get(name, "")
+
+
 def _check_field(config: Any, name: str) -> None:
     """Raises ValueError if a field of the config cannot be swept in one program."""
-    value = getattr(config, name, None)
-    if isinstance(value, float):
+    if can_be_swept(config, name):
         return
-    declared = {field.name: str(field.type) for field in dataclasses.fields(config)}.get(name, "")
+    value = getattr(config, name, None)
+    declared = _declared(config, name)
     whole = (
         f", and its value is the int {value}: write {value}.0"
         if type(value) is int and "float" in declared
         else ""
     )
     raise ValueError(f"cannot sweep {name!r} in one program: only float fields of the config can be{whole}")
+
+
+def _are_discounts(x: Any) -> bool:
+    return isinstance(x, Discounts)
+
+
+def _check_discounts(config: Any, swept: Container[str], given: Mapping[str, float], batches: str) -> None:
+    """Raises ValueError if ``batches`` depend on another discount than an agent's, or on one where it has several."""
+    for name, value in given.items():
+        if name in swept:
+            raise ValueError(
+                f"a sweep of {name}: {batches} with {name}={value:g} for all runs: "
+                "train every value as a run of its own"
+            )
+        own = getattr(config, name, value)
+        if own != value:
+            raise ValueError(
+                f"{batches} with {name}={value:g}, and the agent has {name}={own:g}: give both the same"
+            )
 
 
 def check_sweep(sweep: Mapping[str, Any]) -> None:
@@ -258,10 +336,13 @@ def epochs(
     dataset: Any,
     keys: Key,
     count: int,
+    measure: Callable[[Carried], Mapping[str, Any]] = lambda state: {},
 ) -> Iterator[tuple[Carried, Report]]:
     """Runs ``count`` epochs and yields the state after each, with its report.
 
-    While the caller evaluates, logs and saves what was yielded, the next epoch already runs on the device.
+    While the caller evaluates, logs and saves what was yielded, the next epoch already runs on the device. What the
+    device itself is to compute of a state would wait there for the end of that epoch, and all that follows with it:
+    ``measure`` comes before.
 
     Args:
       epoch: as from `population`; compiled here, once, with its state donated.
@@ -269,6 +350,7 @@ def epochs(
       dataset: arrays, shared by all epochs; those of NumPy are copied to the device once, before the first.
       keys: [S] keys of the run, not of the epoch.
       count: how many.
+      measure: what is computed of each state, for its report; it must not keep it, as the next epoch consumes it.
 
     Raises:
       Diverged: after an epoch in which a metric was not finite; says which, when, and for which seeds.
@@ -279,7 +361,8 @@ def epochs(
     for remaining in range(count, 0, -1):
         if remaining == count:
             state, report = compiled(state, dataset, keys)
-        finished, finished_report = state, report
+        finished = state
+        finished_report = report._replace(measured=jax.device_get(measure(state)))
         if remaining > 1:
             # The epoch that is about to start consumes its input: the caller gets a copy.
             finished = jax.tree.map(jnp.copy, state)

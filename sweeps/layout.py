@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 from absl import flags
 
+from experiments import common, presets
 from experiments import flags as config_flags
-from experiments import presets
-from rl import agents, checkpoint, data, log
+from rl import agents, checkpoint, data, log, train
 from rl.data.files import expanded
 from rl.types import Spec
 from rl.values import heads
@@ -181,7 +181,7 @@ def _can_be_swept(run: Mapping[str, Any], name: str, value: Any, script: str) ->
     if type(value) not in (int, float) or value == 0:
         return False
     config = scripts.config_of(script)(run.get("agent", scripts.defaults(script).agent))
-    return isinstance(getattr(config, field, None), float)
+    return train.can_be_swept(config, field)
 
 
 def _reach(run: dict[str, Any], script: str) -> list[float]:
@@ -309,7 +309,8 @@ def _check_same(
     hyper-parameter that the run did not know yet had the effect of its default.
     """
     stored = log.read_json(place / log.CONFIG).get("config", {})
-    before, usual = stored.get("settings", {}), type(settings)()
+    before = {name: x for name, x in stored.get("settings", {}).items() if name not in common.FORMER}
+    stored, usual = stored | {"settings": before}, type(settings)()
     new = [
         name
         for name in (scripts.module(script).IDENTITY if SCRIPTS[script].task in before else ())

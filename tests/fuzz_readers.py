@@ -1114,7 +1114,7 @@ def reading(layout: Layout, path: Path, show: bool) -> tuple[str, str]:
 
 def sound(loaded: Loaded) -> bool:
     """Whether every law of a `Dataset` holds."""
-    steps, last = loaded.dataset
+    steps, last, _ = loaded.dataset
     rows = len(last)
     numbers = [*nest.leaves(steps.observation), *nest.leaves(steps.next_observation), steps.reward]
     size = loaded.spec.action_size

@@ -107,6 +107,25 @@ def test_plans_are_made_in_groups_where_one_is_due_and_nowhere_else() -> None:
         np.testing.assert_array_equal(other["plan"], plan)
 
 
+def test_groups_are_as_few_as_can_be_where_rows_do_not_divide() -> None:
+    """17 environments in groups of 6, 6 and 5 where 8 may be planned for at once: not one by one."""
+    rows, key = np.arange(17.0, dtype=np.float32), jax.random.key(0)
+    computed: list[int] = []
+
+    def compute(row: Any, key: Any) -> Any:
+        jax.debug.callback(lambda x: computed.append(int(x)), row)
+        return row + jax.random.uniform(key)
+
+    plans = []
+    for at_once, expected in ((8, [*range(6), *range(12, 17)]), (1, [3, 16])):
+        computed.clear()
+        due = np.isin(np.arange(17), [3, 16])
+        plans.append(acting.refresh(due, compute, rows, np.zeros(17, np.float32), key, at_once=at_once))
+        jax.effects_barrier()
+        assert sorted(computed) == expected
+    np.testing.assert_array_equal(*plans)
+
+
 RANDOM, STEPS, STOP = 8, 40, 21  # of each environment
 
 

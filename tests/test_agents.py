@@ -454,7 +454,7 @@ def sac_n(s: Setting) -> Expected:
     params, due = s.params, (s.step + 1) % c.policy_delay == 0
     rate = lambda adam: adam.learning_rate or c.learning_rate
     if due:
-        surplus = entropy - (c.target_entropy or -DIMENSIONS)
+        surplus = entropy - (-DIMENSIONS if c.target_entropy is None else c.target_entropy)
         params = descend(params, rate(c.temperature_optimiser), log_alpha=lambda x: x * surplus)
     alpha = np.exp(params["log_alpha"])
 
@@ -1072,6 +1072,22 @@ def test_the_next_action_matters_only_to_rebrac_and_where_it_was_logged(case: Ca
     jax.tree.map(np.testing.assert_array_equal, state, poisoned)
 
 
+@pytest.mark.parametrize("agent", ["td3", "td3_bc"])
+def test_td3s_policy_asks_the_first_critic_alone(agent: str) -> None:
+    """And no other is computed for it: 0 times what is not finite there would be in the gradient."""
+    learner = agents.get(agent).make(
+        agents.get(agent).Config(**SETTINGS[agent]), Spec((3,), DIMENSIONS), heads.scalar()
+    )
+    batch = random_batch(False)
+    state = learner.init(jax.random.key(0), batch)
+    broken = jax.tree.map(lambda x: x.at[1:].set(jnp.nan), state.params["critic"])
+    state = state._replace(params={**state.params, "critic": broken}, step=jnp.int32(1))
+    after, _ = learner.update(state, batch, jax.random.key(0))
+    policies = jax.tree.leaves(after.params["policy"]), jax.tree.leaves(state.params["policy"])
+    for new, old in zip(*policies, strict=True):
+        assert np.isfinite(new).all() and (new != old).any()
+
+
 @pytest.mark.parametrize("log_multiplier", [0.0, -1.0, 20.0])
 def test_cqls_multiplier_is_that_of_the_authors_code(log_multiplier: float) -> None:
     """`CQLTrainer.train_from_torch` of aviralkumar2907/CQL, line by line, with its published weight and threshold."""
@@ -1128,6 +1144,9 @@ def test_where_a_temperature_starts() -> None:
     chosen = agents.get("sac").Config(discount=0.5, target_entropy=-5.0, initial_alpha=2.0)
     low, high = agents.target_range("sac", chosen, Spec((3,), 2), -1.0, 1.0)
     assert (low, high) == pytest.approx((-11.0, 1 + 4 * np.log(2)))
+    # 0 is a target like any other, and not the sign for minus the number of dimensions.
+    chosen = agents.get("sac").Config(discount=0.5, target_entropy=0.0)
+    assert agents.target_range("sac", chosen, Spec((3,), 2), -1.0, 1.0)[0] == -1.0
 
 
 def test_where_a_learner_starts() -> None:

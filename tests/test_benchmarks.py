@@ -225,7 +225,7 @@ def test_kernels_of_a_trace_are_counted_per_update() -> None:
 
 
 SMALL = offline.Settings(
-    agents="bc", seeds=(1, 2), batch_size=8, updates=4, unroll=2, repeats=1, transitions=3000, no_d3rlpy=True
+    agents="bc", seeds=(1, 2), batch_size=8, updates=4, repeats=1, transitions=3000, no_d3rlpy=True
 )
 
 
@@ -233,14 +233,14 @@ SMALL = offline.Settings(
 @pytest.mark.command
 def test_run_measures_every_loop_and_writes_what_it_returns(tmp_path: Path) -> None:
     settings = offline.dataclasses.replace(
-        SMALL, modes="scan,unroll,host,act", out=str(tmp_path / "new" / "small.json")
+        SMALL, modes="scan,host,act", out=str(tmp_path / "new" / "small.json")
     )
     results = offline.run(settings)
     rows = [row for row in results["rows"] if row["loop"] != "act"]
     acting = [row for row in results["rows"] if row["loop"] == "act"]
     assert [(row["environments"], row["retraces"]) for row in acting] == [(1, 0), (64, 0)]
     assert all(row["seconds_per_call"][0] > 0 and "of_limit" not in row for row in acting)
-    loops = ["products", "scan", "unroll", "host"]
+    loops = ["products", "scan", "host"]
     assert [(row["seeds"], row["loop"]) for row in rows] == [(s, loop) for s in (1, 2) for loop in loops]
     assert all(row["retraces"] == 0 and math.isfinite(row["of_limit"]) for row in rows)
     assert all(row["flops_per_update"] == row["seeds"] * mlp_flops(8, (17, 256, 256, 6), "w") for row in rows)
@@ -250,7 +250,7 @@ def test_run_measures_every_loop_and_writes_what_it_returns(tmp_path: Path) -> N
     assert "; actions for 64 at once take " in text and "| act" not in text
 
     used = 3000 * (17 + 6) * 4  # of all the fields behaviour cloning reads these two
-    data = {row["data_bytes"] for row in rows if row["loop"] in ("scan", "unroll")}
+    data = {row["data_bytes"] for row in rows if row["loop"] == "scan"}
     assert data == {used}
     one, two = (row["peak_bytes"] for row in rows if row["loop"] == "scan")
     state = 3 * 4 * (17 * 256 + 256 * 256 + 256 * 6 + 256 + 256 + 6 + 6)  # parameters and both moments
@@ -344,10 +344,10 @@ def test_pytorchs_arsq_has_our_losses(bc: str) -> None:
 def test_updates_per_call_follow_the_machine(monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setattr(cases, "SECONDS", 1e-9)
     settings = offline.dataclasses.replace(
-        SMALL, updates=0, unroll=3, seeds=(1,), modes="host", out=str(tmp_path / "x.json")
+        SMALL, updates=0, seeds=(1,), modes="host", out=str(tmp_path / "x.json")
     )
     limit, host = offline.run(settings)["rows"]
-    assert limit["updates_per_call"] == 3 and host["updates_per_call"] == 1
+    assert limit["updates_per_call"] == 1 and host["updates_per_call"] == 1
 
 
 @pytest.mark.parametrize(
@@ -377,7 +377,7 @@ def test_command_line_says_what_is_wrong() -> None:
     done = subprocess.run(
         command, capture_output=True, text=True, cwd=Path(__file__).parent.parent, check=False
     )
-    assert done.returncode == 2 and "choose from scan, unroll, host" in done.stderr
+    assert done.returncode == 2 and "choose from scan, host" in done.stderr
 
 
 def test_absent_d3rlpy_is_said_with_the_remedy(monkeypatch) -> None:

@@ -29,7 +29,7 @@ from rl.networks import entity
 from rl.replay import chunks, goals
 from rl.replay import dataset as replay
 from rl.replay.goals import GoalBatch
-from rl.replay.source import Source
+from rl.replay.source import Discounted, Source, concatenated
 from rl.types import Key, Learner, State, Transition
 from rl.values import heads
 
@@ -280,8 +280,7 @@ def assert_close(one: Any, other: Any) -> None:
 
 def seed(state: State, index: int) -> State:
     """One seed's slice of a stacked state, on the host."""
-    alone = jax.tree.map(lambda x: np.asarray(x)[index], state._replace(step=None))
-    return alone._replace(step=np.asarray(state.step))
+    return jax.tree.map(np.asarray, train.member(state, index))
 
 
 def moved(before: Any, after: Any) -> set[str]:
@@ -497,6 +496,21 @@ def test_agents_of_other_scripts_are_named_with_these() -> None:
                 agents.get(name)
 
 
+def test_published_names_of_settings_are_answered_with_their_flags() -> None:
+    for name, flags in {
+        "ReBRAC-10": "--agent=rebrac --agent.critics=10",
+        "REDQ": "--agent.subset=2",
+        "QC": "--chunk=5",
+        "VaGraM": "experiments.mbpo --agent=sac --model_loss=vagram",
+        "C51": "--agent=dqn --head=c51",
+        "QR-DQN": "--agent=dqn --head=quantile",
+        "MOPO": r"experiments.model_based --agent=mopo; .*METHODS\['mopo'\]",
+        "IQL": "did you mean 'iql'",
+    }.items():
+        with pytest.raises(ValueError, match=f"unknown agent '{name}': .*{flags}"):
+            agents.get(name)
+
+
 def test_a_file_of_the_current_folder_is_an_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy of the example by its name alone, which hides no agent of the library."""
     monkeypatch.syspath_prepend(tmp_path)
@@ -575,6 +589,26 @@ def test_epochs_are_compiled_once_and_their_states_stay_usable() -> None:
     for state, report in yielded:
         expected, expected_report = jax.device_get(epoch(jax.device_put(expected), dataset, keys))
         assert_same_bits((state, report), (expected, expected_report))
+
+
+def test_what_is_measured_of_a_state_comes_before_the_next_epoch() -> None:
+    """An accelerator would start it only after that epoch, and a log and a checkpoint would wait as long."""
+    ran: list[str] = []
+
+    def epoch(state: Any, dataset: Any, key: Any) -> Any:
+        jax.debug.callback(lambda step: ran.append(f"epoch {step}"), state)
+        return state + 1, train.Report({}, {})
+
+    def measure(state: Any) -> dict[str, Any]:
+        jax.effects_barrier()
+        ran.append(f"measure {state}")
+        return {"validation/double": 2 * state}
+
+    yielded = list(train.epochs(epoch, jnp.int32(0), (), jax.random.key(0), 3, measure))
+    assert ran == ["epoch 0", "measure 1", "epoch 1", "measure 2", "epoch 2", "measure 3"]
+    assert [(int(state), report.measured) for state, report in yielded] == [
+        (step, {"validation/double": 2 * step}) for step in (1, 2, 3)
+    ]
 
 
 def test_the_guard_does_catch_transfers() -> None:
@@ -735,6 +769,65 @@ def test_a_float_that_was_written_as_an_int_is_told_so() -> None:
         train.population(iql()[1], Gain(3), replay.sampler(BATCH), STEPS, sweep={"gain": [1.0, 2.0]})
 
 
+def test_discounts_of_batches_and_of_agents_are_compared() -> None:
+    """Half of what a run learned had the discount that it was said to have, without a word."""
+    (loaded, make), state = iql(), State({}, {}, {}, jnp.zeros((), int))
+    one, config = jax.random.split(jax.random.key(0), 1), small("iql", discount=0.9)
+    several = replay.n_step(loaded.dataset, 3, 0.5)
+    in_chunks = chunks.make(loaded.dataset, 2, 0.9, 0.8)
+    both = concatenated(replay.sampler(BATCH), replay.sampler(BATCH))
+    for sample, data in ((replay.sampler(BATCH), several), (both, (loaded.dataset, several))):
+        runs = train.population(make, config, sample, STEPS)
+        with pytest.raises(
+            ValueError, match=r"returns made with discount=0\.5, .* the agent has discount=0\.9"
+        ):
+            jax.eval_shape(runs.epoch, state, data, one)
+    swept = train.population(make, config, chunks.sampler(BATCH, 2), STEPS, sweep={"discount": [0.9]})
+    with pytest.raises(
+        ValueError, match=r"a sweep of discount: the data hold returns made with discount=0\.9"
+    ):
+        swept.epoch(state, in_chunks, one)
+    deas = small("deas", discount=0.9, chunk_discount=0.9)
+    runs = train.population(make, deas, chunks.sampler(BATCH, 2), STEPS)
+    with pytest.raises(
+        ValueError, match=r"made with chunk_discount=0\.8, .* the agent has chunk_discount=0\.9"
+    ):
+        runs.epoch(state, in_chunks, one)
+
+    geometric = goals.Hindsight()
+    draw = goals.sampler(BATCH, geometric, 0.99)
+    for sample in (draw, shard.data_parallel(draw, shard.mesh())):
+        with pytest.raises(ValueError, match=r"the source draws with discount=0\.99, .* discount=0\.9"):
+            train.population(make, small("gciql", discount=0.9), sample, STEPS)
+        with pytest.raises(ValueError, match="a sweep of discount: the source draws"):
+            train.population(make, small("gciql"), sample, STEPS, sweep={"discount": [0.9, 0.95]})
+    train.population(make, small("gciql", discount=0.99), draw, STEPS)
+
+
+def test_a_discount_that_no_update_reads_is_not_swept() -> None:
+    """All runs were the same; HECRL, whose goals need none, can have several."""
+    uniform = goals.Goals(geometric=False)
+    hindsight = goals.Hindsight(value=uniform)
+    sample, sweep = goals.sampler(BATCH, hindsight, 0.99), {"discount": [0.9, 0.99]}
+    keys = jax.random.split(jax.random.key(0), 2)
+    for agent in ("crl", "qrl"):
+        make = maker(agent, load("goals"), "scalar")
+        runs = train.population(make, small(agent, goals=hindsight), sample, STEPS, sweep=sweep)
+        with pytest.raises(ValueError, match="a sweep of discount: this agent's updates know none"):
+            runs.init(keys, None)
+    config = small("hecrl")
+    runs = train.population(
+        lambda config: Learner(
+            lambda key, _: State({"g": config.discount}, {}, {}, jnp.zeros((), int)), still, still
+        ),
+        config,
+        goals.sampler(BATCH, config.goals, 0.99),
+        STEPS,
+        sweep=sweep,
+    )
+    np.testing.assert_array_equal(runs.init(keys, None).params["g"], np.float32([0.9, 0.99]))
+
+
 def test_a_switch_cannot_be_swept() -> None:
     """CQL's 0 leaves its multiplier out, which a traced 0 does not: the run would be another than it says."""
     cql = small("cql")
@@ -771,7 +864,8 @@ def test_every_field_that_can_be_swept_is_accepted_by_its_agent(kind: str, agent
     """No float field is used where the program is built: each survives being a tracer."""
     config, make = small(agent), maker(agent, load(kind), "scalar")
     dataset, sample = source(kind, config)
-    floats = [f.name for f in dataclasses.fields(config) if isinstance(getattr(config, f.name), float)]
+    floats = {f.name for f in dataclasses.fields(config) if train.can_be_swept(config, f.name)}
+    floats -= {"discount"} if isinstance(sample, Discounted) else set()  # goals are drawn by one
     sweep = {name: [getattr(config, name) or 0.5] * 2 for name in floats}  # no 0, which is a switch
     runs = train.population(make, config, sample, STEPS, sweep=sweep)
     keys = jax.random.split(jax.random.key(0), 2)

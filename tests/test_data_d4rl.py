@@ -379,7 +379,7 @@ def test_human_demonstrations_load_clipped(data_file):
     assert loaded.spec == ((39,), 28, False)
     assert loaded.environment == "AdroitHandDoor-v1" and "wrong sign" in loaded.note
     assert loaded.reference == (-56.512833, 2880.5693087298737)
-    transitions, last = loaded.dataset
+    transitions, last, _ = loaded.dataset
     assert len(last) == 6729 - 25 and last.sum() == 25
     assert np.abs(transitions.action).max() == 1
     assert (transitions.discount == 1).all() and (transitions.has_next_action == 1).all()

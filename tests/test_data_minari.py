@@ -59,7 +59,7 @@ def test_reads_episodes_by_id_and_by_path(create, tmp_path):
     episodes = [episode(4, logged[0], True, seed=1), episode(3, logged[1], False, seed=2)]
     create(episodes, BOX, space)
     loaded = data.load("minari:test/log-v0")
-    transitions, last = loaded.dataset
+    transitions, last, _ = loaded.dataset
     np.testing.assert_array_equal(
         transitions.observation, np.concatenate([e["observations"][:-1] for e in episodes])
     )

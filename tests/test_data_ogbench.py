@@ -76,7 +76,7 @@ def test_equals_the_ogbench_loader(name, task, tmp_path):
     env.close()
     loaded = data.load(dataset_name, folder=tmp_path, validation=True)
     for ours, published in ((loaded.dataset, theirs), (loaded.validation, their_validation)):
-        transitions, last = ours
+        transitions, last, _ = ours
         for actual, expected in (
             (transitions.observation, published["observations"]),
             (transitions.action, published["actions"]),
@@ -101,7 +101,7 @@ def test_held_out_data_are_read_where_they_are_asked_for_and_lie_beside(tmp_path
 
 def test_next_actions_are_those_of_the_file(tmp_path):
     path = write(tmp_path / "mine.npz")
-    transitions, last = data.load(str(path)).dataset
+    transitions, last, _ = data.load(str(path)).dataset
     actions = np.load(path)["actions"]
     rows = np.flatnonzero(np.arange(1, len(actions) + 1) % EPISODE)
     np.testing.assert_array_equal(transitions.action, actions[rows])

@@ -11,7 +11,7 @@ from rl.envs import two_rooms
 def test_is_deterministic_and_has_both_kinds_of_ends(name):
     loaded = data.load(name)
     assert loaded.digest == data.load(name).digest == data.digest(loaded.dataset)
-    transitions, last = loaded.dataset
+    transitions, last, _ = loaded.dataset
     assert last.sum() == 20
     ended = transitions.discount == 0
     assert 0 < ended.sum() < 20 and last[ended].all()
@@ -42,7 +42,7 @@ def test_goals():
     """Walks go all over both rooms, a step is what the environment makes of it, and held-out ones are others."""
     loaded = data.load("synthetic-goals", validation=True)
     assert loaded.spec == ((2,), 2, False) and loaded.digest == data.load("synthetic-goals").digest
-    transitions, last = loaded.dataset
+    transitions, last, _ = loaded.dataset
     assert last.sum() == 60 and len(last) == 6000 and loaded.validation.last.sum() == 6
     np.testing.assert_allclose(
         two_rooms.move(transitions.observation, transitions.action), transitions.next_observation, atol=1e-6

@@ -6,8 +6,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl.replay import ring
-from rl.replay.dataset import Dataset, n_step, returns_to_go, sampler, size, take, value_bounds
+from rl.replay import chunks, goals, ring
+from rl.replay.dataset import (
+    Dataset,
+    episode_returns,
+    n_step,
+    returns_to_go,
+    sampler,
+    size,
+    take,
+    value_bounds,
+)
 from rl.types import Transition
 
 
@@ -114,6 +123,47 @@ def test_value_bounds_by_hand():
     assert value_bounds(make([1, 1], [1, 1], [0, 1]), 0.9, ends=True) == pytest.approx((1.0, 10.0))
     # A log that shows ends knows what they are worth.
     assert value_bounds(make([0, 1], [0, 0], [1, 1]), 0.9, ends=True) == (0.0, 2.0)
+
+
+def test_values_without_a_discount_are_bounded_where_every_episode_terminates():
+    """It was a warning and NaN where rewards are 0 on average, and else an error about a bootstrap."""
+    for reward in ([-1, 1, 1, -1], [1, 2, 3, 4]):
+        cut = make(reward, [1, 1, 1, 0], [0, 1, 0, 1])
+        for bounds in (value_bounds, lambda data, discount: chunks.value_bounds(data, 2, discount, 0.9)):
+            with pytest.raises(
+                ValueError, match=r"discount=1: episodes that a time limit cuts .* give less than 1"
+            ):
+                bounds(cut, 1.0)
+    # Returns 3, 2, 2 and a span of 1; no sum of rewards that are all positive is below one of them.
+    ended = make([1, 2, 2], [1, 0, 0], [0, 1, 1])
+    assert value_bounds(ended, 1.0) == (1.0, 4.0)
+    # Nothing pays: no value is above the least that a step costs.
+    assert value_bounds(make([-1, -2, -2], [1, 0, 0], [0, 1, 1]), 1.0) == (-4.0, -1.0)
+    # Whole chunks, or up to an end: the returns are 1 + 2 / 2, and 2, and any support around them will do.
+    assert chunks.value_bounds(ended, 2, 1.0, 0.5) == (1.5, 2.5)
+
+
+def test_a_log_that_stops_inside_an_episode_was_cut_there():
+    """For all that reads episodes, as for who reads the file; an index beyond the last end was no message."""
+    cut, marked = (make([1, 2, 4, 8], [1, 1, 1, 1], [0, 1, 0, end]) for end in (0, 1))
+    np.testing.assert_array_equal(episode_returns(cut), [3, 12])
+    for read in (
+        lambda data: n_step(data, 3, 0.5)._replace(last=0),
+        lambda data: chunks.make(data, 2, 0.5),
+        lambda data: goals.trajectories(data, goals.Hindsight())._replace(state=0),
+        lambda data: value_bounds(data, 0.5),
+        lambda data: chunks.value_bounds(data, 2, 0.5, 0.25),
+    ):
+        jax.tree.map(np.testing.assert_array_equal, read(cut), read(marked))
+    never = make([1, 2], [1, 1], [0, 0])
+    for read in (
+        lambda: n_step(never, 2, 0.5),
+        lambda: chunks.make(never, 2, 0.5),
+        lambda: goals.trajectories(never, goals.Hindsight()),
+        lambda: episode_returns(never),
+    ):
+        with pytest.raises(ValueError, match=r"no episode ends in 2 rows: mark the last .* \(Dataset.last\)"):
+            read()
 
 
 def test_steps_in_no_order_tell_no_returns_and_the_support_is_what_rewards_allow():

@@ -311,6 +311,31 @@ def test_the_backup_that_a_page_shows_is_munchausen_q_learning(
     np.testing.assert_allclose([low, high], [-1 - 0.9 / 0.1, 1 + 0.1 * np.log(4) * 0.9 / 0.1])
 
 
+def test_the_agent_with_a_network_of_its_own_that_a_page_shows_clones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the scripts, with several seeds and a checkpoint: what walks through parameters must take those of NNX."""
+    (code,) = [text for name, text in blocks("python") if "from_nnx" in text]
+    (tmp_path / "plain_cloning.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    settings = offline.Settings(
+        agent="plain_cloning",
+        seeds=2,
+        updates=200,
+        eval_every=100,
+        batch_size=32,
+        eval_episodes=0,
+        workdir=str(tmp_path / "run"),
+        tensorboard=False,
+    )
+    config = agents.get("plain_cloning").Config(width=16)
+    offline.run(dataclasses.replace(settings, updates=100), config)
+    assert offline.run(settings, config)["updates"] == 200  # goes on from a checkpoint
+    losses = log.series(tmp_path / "run", "train/policy_loss")[1]
+    assert (losses[1] < losses[0]).all()
+
+
 # ---- values for language models ------------------------------------------------------------------------------
 
 # What docs/language.md says, and what makes it cheap.

@@ -53,7 +53,7 @@ from rl.replay.dataset import value_bounds
 from rl.replay.goals import Goals, Hindsight
 from rl.replay.transform import Transform
 from rl.shard import hosts
-from rl.types import Spec
+from rl.types import Spec, State
 from rl.values import heads
 
 ROOT = Path(__file__).parent.parent
@@ -576,7 +576,6 @@ def test_every_script_has_help(tmp_path: Path) -> None:
         ({"updates": -3}, "--updates must be at least 1"),
         ({"eval_every": 0}, "--eval_every must be at least 1"),
         ({"batch_size": 0}, "--batch_size must be at least 1"),
-        ({"unroll": 0}, "--unroll must be at least 1"),
         ({"seed": -1}, "--seed must be at least 0, not -1"),
         ({"eval_episodes": 1}, "--eval_episodes=1: give 0 for none or at least 2"),
         ({"eval_every": 4}, "--updates=6 is not a multiple of --eval_every=4: .* at most 6"),
@@ -585,6 +584,16 @@ def test_every_script_has_help(tmp_path: Path) -> None:
         ({"agent": "dqn"}, "'dqn' cannot act in continuous actions: use sac, td3"),
         *(({"agent": name}, "have none: run it with python -m experiments.goals") for name in agents.GOALS),
         ({"mesh_seed": 3}, "devices do not divide into seed=3.*--mesh_seed and --mesh_data whose product is"),
+        (
+            {"split_data": True},
+            "--split_data: one device holds all of the log here, .*: give --mesh_data above 1",
+        ),
+        ({"split_data": True, "chunk": 4}, "--split_data and --chunk=4 cannot be combined: the actions of a"),
+        ({"split_data": True, "robust": "kl"}, "--split_data and --robust=kl cannot be combined: its model"),
+        (
+            {"split_data": True, "policy_estimates": 5},
+            "--split_data and --policy_estimates=5 cannot be combined: they are fitted to all of the log",
+        ),
         ({"head": "c51", "head_size": 1}, "--head_size=1: --head=c51 needs at least 2 outputs"),
         ({"head": "hl_gauss", "head_sigma": 0.0}, "--head_sigma=0: give a finite number of at least 0.5 bin"),
         ({"head": "hl_gauss", "head_sigma": math.inf}, "--head_sigma=inf: give a finite number"),
@@ -811,7 +820,10 @@ def test_where_to_evaluate_is_said_to_who_evaluates(
 @pytest.mark.parametrize(("length", "within"), [(1, 1.0), (2, 0.9)])
 def test_a_discount_of_1_is_refused_by_its_flag(length: int, within: float) -> None:
     with pytest.raises(ValueError, match=r"--agent\.discount=1: .* give less than 1"):
-        common.value_bounds(data.load("synthetic-continuous").dataset, length, 1.0, within)
+        common.value_bounds(cut := data.load("synthetic-continuous").dataset, length, 1.0, within)
+    alive = np.float32(~cut.last)
+    ended = cut._replace(transitions=cut.transitions._replace(discount=alive))
+    assert np.isfinite(common.value_bounds(ended, length, 1.0, within)).all()
 
 
 def test_integer_actions_that_were_never_logged_are_no_mismatch() -> None:
@@ -994,10 +1006,10 @@ def test_a_policy_trained_on_standardised_observations_acts_on_them(tmp_path: Pa
         (0.0, 1.0),
         heads.scalar(),
     )
-    act = lambda state, seen, keys: state * seen[..., :1]
+    act = lambda state, seen, keys: state.params * seen[..., :1]
     population = train.Population(None, None, act, acting.memoryless(act), None)
-    with offline.scorer(chosen, task, population, 0.99, 2, shard.mesh()) as score:
-        metrics = score(jnp.float32(0.1), 1)
+    with offline.scorer(chosen, task, population, 2, shard.mesh()) as score:
+        metrics = score(State(jnp.float32(0.1), {}, {}, jnp.int32(0)), 1)
     steps = metrics["eval/length"]
     assert steps.shape == (2, 2)
     expected = [sum(1 + 3 * 0.1 * (left - 4) / 2 for left in range(1, n + 1)) for n in steps.ravel()]
@@ -1129,6 +1141,26 @@ def test_a_run_goes_on_with_its_data_in_another_folder(script: Any, flag: str, t
             begin(path, digest)
 
 
+def test_a_run_that_is_known_by_a_setting_of_earlier_versions_goes_on_with_it(tmp_path: Path) -> None:
+    """Another run, and the same again from its start, is known by what there is now."""
+
+    def begin(**fields: Any) -> tuple[lifecycle.Run, lifecycle.Start]:
+        chosen = offline.Settings(workdir=str(tmp_path), tensorboard=False, **fields)
+        run = common.run(chosen, config(), 2, task="t", identity=("seeds",), card={})
+        return run, common.begin(run, {"state": np.zeros(2)})
+
+    run, start = begin()
+    former = dict.fromkeys(common.FORMER, 1)
+    run = run._replace(card={**run.card, "settings": {"seeds": 4, **former}})
+    with lifecycle.session(run, start) as session:
+        session.keep(1, {"state": np.ones(2)})
+    run, start = begin()
+    assert start.step == 1 and run.card["settings"] == {"seeds": 4, **former}
+    assert begin(overwrite=True)[0].card["settings"] == {"seeds": 4}
+    with pytest.raises(checkpoint.CheckpointError, match=r"settings.seeds: 4 in the checkpoint, 5"):
+        begin(seeds=5)
+
+
 def test_a_head_starts_where_the_flag_says_and_the_run_is_known_by_it(tmp_path: Path) -> None:
     """Runs from before the flag go on: what is not given is not written down either."""
     chosen, bounds = settings(tmp_path, head="hl_gauss", head_start=-2.0), (-50.0, 0.0)
@@ -1237,7 +1269,7 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-def two_processes(*flags: str) -> list[subprocess.Popen[str]]:
+def two_processes(*flags: str, module: str = "experiments.offline") -> list[subprocess.Popen[str]]:
     """As on two hosts, of two devices each."""
     cluster = {
         "JAX_COORDINATOR_ADDRESS": f"localhost:{free_port()}",
@@ -1245,7 +1277,7 @@ def two_processes(*flags: str) -> list[subprocess.Popen[str]]:
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2",
     }
-    return [start(*flags, JAX_PROCESS_ID=str(i), **cluster) for i in range(2)]
+    return [start(*flags, module=module, JAX_PROCESS_ID=str(i), **cluster) for i in range(2)]
 
 
 @pytest.mark.long

@@ -141,7 +141,7 @@ def test_the_replay_buffer_is_written_as_d4rl_writes_it(tmp_path: Path) -> None:
     loaded = data.load(
         str(tmp_path / "hopper-medium-replay-buffer-v5.hdf5"), shuffled=True
     )  # rows are random
-    transitions, last = loaded.dataset
+    transitions, last, _ = loaded.dataset
     np.testing.assert_array_equal(transitions.observation, rows["observation"][:35])
     np.testing.assert_array_equal(transitions.next_observation, rows["next_observation"][:35])
     np.testing.assert_array_equal(transitions.reward, rows["reward"][:35])

@@ -15,7 +15,7 @@ import point_mass  # noqa: F401  (registers its environment)
 import pytest
 import toy_environments
 from gymnasium.spaces import Box, Discrete
-from test_experiments import assert_same_bits, files
+from test_experiments import arguments, assert_same_bits, end, files, state, two_processes
 
 from experiments import goals, trained
 from rl import acting, agents, checkpoint, lifecycle, log, shard
@@ -227,6 +227,12 @@ def test_integer_actions_are_those_of_the_environment(tmp_path: Path) -> None:
         ("iql", {}, {}, "--agent=iql learns from rewards .* python -m experiments.offline; .* crl, gcbc"),
         ("crl", {"head": "hl_gauss"}, {}, "--head=hl_gauss: crl regresses no value"),
         ("gcivl", {"protocol": "mine"}, {}, "--protocol=mine is not one of ogbench, hecrl"),
+        (
+            "gcivl",
+            {"split_data": True},
+            {},
+            "--split_data: goals are later states .* other devices would hold",
+        ),
         ("gcivl", {"render": 21}, {}, "--render=21 must lie between 0 and 20"),
         ("gcivl", {"eval_episodes": 1}, {}, "--eval_episodes=1: give 0 for none or at least 2"),
         ("gcivl", {"environment": "point_mass:PointMass-v0"}, {}, "has no goals: .*--environment"),
@@ -305,3 +311,32 @@ def test_an_agent_learns_to_go_through_the_door(agent: str, least: float, tmp_pa
     twenty = trained.Settings(episodes=20, eval_processes=0)
     played = trained.scores(trained.load(tmp_path / agent), twenty, 6)
     np.testing.assert_array_equal(played["length"], log.read(tmp_path / agent)[-1]["eval/length"])
+
+
+@pytest.mark.long
+def test_two_processes_of_two_devices_train_and_evaluate_what_one_does(tmp_path: Path) -> None:
+    """As on two hosts that share each batch: CRL compares rows that lie on both. What they began, one continues."""
+    chosen = settings(tmp_path / "two", agent="crl", mesh_data=4)
+    processes = two_processes(
+        *arguments(chosen, "--agent.hidden=8", "--agent.latent=8"), module="experiments.goals"
+    )
+    try:
+        ends = [end(process) for process in processes]
+    finally:
+        processes[1].kill()
+    assert [code for code, _, _ in ends] == [0, 0], ends
+    (_, first, _), (_, second, _) = ends
+    assert "| task5 |" in first and "| task5 |" not in second  # one of them evaluates and speaks
+    hardware = json.loads((tmp_path / "two" / log.RESULT).read_text())["hardware"]
+    assert (hardware["processes"], hardware["devices"]) == (2, 4)
+
+    for name in ("one", "two"):
+        goals.run(settings(tmp_path / name, agent="crl", updates=8), config("crl"))
+    one, two = state(tmp_path / "one", 8), state(tmp_path / "two", 8)
+    assert one.keys() == two.keys()
+    for name, value in one.items():
+        np.testing.assert_allclose(two[name], value, rtol=2e-4, atol=1e-6, err_msg=name)
+    for name in ("train/contrastive_loss", "validation/contrastive_loss", "eval/success"):
+        steps, values = log.series(tmp_path / "two", name)
+        assert steps.tolist() == [2, 4, 6, 8]
+        np.testing.assert_allclose(values, log.series(tmp_path / "one", name)[1], rtol=1e-3, err_msg=name)

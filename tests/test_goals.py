@@ -218,7 +218,7 @@ def changed(last: Any) -> Dataset:
 @pytest.mark.parametrize(
     ("dataset", "hindsight", "state", "match"),
     [
-        (changed(np.zeros(ROWS, bool)), OGBENCH, None, "without trajectories.*Dataset.last"),
+        (changed(np.zeros(ROWS, bool)), OGBENCH, None, "no episode ends in 20 rows.*Dataset.last"),
         (
             changed(np.ones(ROWS, bool)),
             OGBENCH,
@@ -262,3 +262,8 @@ def test_supports_hold_every_value() -> None:
     assert goals.value_bounds(Hindsight(), 0.99) == pytest.approx((-100.0, 0.0))
     assert goals.value_bounds(Hindsight(negative=False), 0.99) == (0.0, 1.0)
     assert goals.value_bounds(Hindsight(negative=False, mask=False), 0.99) == pytest.approx((0.0, 100.0))
+    # Where reaching a goal pays once and ends an episode, nothing goes on for ever.
+    assert goals.value_bounds(Hindsight(negative=False), 1.0) == (0.0, 1.0)
+    for hindsight, never in ((Hindsight(), "reached"), (Hindsight(negative=False, mask=False), "left")):
+        with pytest.raises(ValueError, match=f"discount=1.0 must be below 1: .* never {never}"):
+            goals.value_bounds(hindsight, 1.0)

@@ -363,6 +363,7 @@ def test_it_acts_among_more_entities_than_in_training_but_not_than_ids() -> None
         ({"awr_error": "l1"}, "awr_error='l1': choose one of squared, chamfer"),
         ({"diffusion_steps": 0}, "at least 1 step, not 0"),
         ({"goals": dataclasses.replace(hecrl.GOALS, subgoal_steps=0)}, "batches without subgoals"),
+        ({"discount": 1.0}, "discount=1.0 must be below 1: with it, a goal that is never reached"),
         ({"discount": 0.95}, r"radius=-30.0 lies outside of \[-20, 0\]"),
         (
             {"goals": dataclasses.replace(hecrl.GOALS, negative=False)},

@@ -141,7 +141,7 @@ def model_based_run(note: Note, monkeypatch: pytest.MonkeyPatch) -> None:
         for key in keys.of(run_keys, purpose):
             note(purpose, key)
     epoch = jax.jit(model_based.over_seeds(loop.epoch, batched=True))
-    carry = jax.vmap(loop.init, (0, None))(run_keys, log())
+    carry = jax.vmap(loop.init, (0, None), model_based.STACKED)(run_keys, log())
     for _ in range(3):
         carry, _ = epoch(carry, model_based.Inputs(log(), jnp.zeros((SEEDS, 1))), run_keys)
     evaluated(note)

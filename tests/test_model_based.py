@@ -13,6 +13,7 @@ import pytest
 
 from rl import keys, model_based, train
 from rl.agents import mobile, sac_n
+from rl.agents.state import delayed
 from rl.dynamics import base, ensemble, termination
 from rl.dynamics.rollout import Rollouts
 from rl.envs import plane
@@ -178,15 +179,27 @@ def test_an_epoch_depends_on_its_key_and_step_alone_and_epochs_differ() -> None:
 
 
 def test_every_seed_rolls_out_with_its_own_key_together_or_one_after_another() -> None:
-    """Of a learner that only draws actions, which is quick to compile."""
-    training_loop = loop(change(updates=1))
+    """Of a learner that only draws actions, which is quick to compile. Together, what its update does on every second
+    step alone is a branch, as all seeds share their step: it was computed on every one, and thrown away.
+    """
+
+    def update(state: State, batch: Transition, key: Any) -> tuple[State, Any]:
+        improve = lambda state: (state._replace(params={"w": state.params["w"] + 1}), {})
+        state, _ = delayed(improve, state, 2)
+        return state._replace(step=state.step + 1), {"w": state.params["w"]}
+
+    init = lambda key, batch: State({"w": jnp.zeros(())}, {}, {}, jnp.zeros((), jnp.int32))
+    training_loop = loop(change(updates=5), stub(init=init, update=update))
     source = jax.device_put(model_based.Inputs(logged(), np.zeros((2, 1), np.float32)))
     keys = jax.random.split(KEY)
-    start = jax.jit(jax.vmap(training_loop.init, (0, None)))(keys, source.dataset)
+    start = jax.jit(jax.vmap(training_loop.init, (0, None), model_based.STACKED))(keys, source.dataset)
     epochs = [model_based.over_seeds(training_loop.epoch, batched=batched) for batched in (True, False)]
-    together, in_turn = (jax.jit(epoch)(start, source, keys)[0].buffer.rows.action for epoch in epochs)
-    np.testing.assert_allclose(together, in_turn, rtol=1e-5)
-    assert (together[0] != together[1]).any()
+    assert " cond[" in str(jax.make_jaxpr(epochs[0])(start, source, keys))
+    together, in_turn = (jax.jit(epoch)(start, source, keys)[0] for epoch in epochs)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), together, in_turn)
+    assert together.learner.step == 5 and (together.learner.params["w"] == 2).all()
+    actions = together.buffer.rows.action
+    assert (actions[0] != actions[1]).any()
 
 
 @pytest.mark.long
@@ -202,14 +215,16 @@ def test_a_seed_of_many_is_that_seed_alone() -> None:
 
     keys = jax.random.split(KEY, 2)
     alone, report = epoch_alone(keys)
-    start = jax.jit(jax.vmap(training_loop.init, (0, None)))(keys, source.dataset)
-    close = lambda one, other: np.testing.assert_allclose(one[1], other, rtol=2e-4, atol=1e-5)
+    start = jax.jit(jax.vmap(training_loop.init, (0, None), model_based.STACKED))(keys, source.dataset)
+    close = lambda one, other: np.testing.assert_allclose(one, other, rtol=2e-4, atol=1e-5)
     for batched in (True, False):
         many, reports = jax.device_get(
             jax.jit(model_based.over_seeds(training_loop.epoch, batched=batched))(start, source, keys)
         )
-        jax.tree.map(close, (many.learner, many.buffer.rows), (alone.learner, alone.buffer.rows))
-        close(reports.metrics["q"], report.metrics["q"])
+        assert many.learner.step == alone.learner.step
+        one = train.member(many, 1)
+        jax.tree.map(close, (one.learner, one.buffer.rows), (alone.learner, alone.buffer.rows))
+        close(reports.metrics["q"][1], report.metrics["q"])
 
 
 # ---- methods ----------------------------------------------------------------------------------------------

@@ -10,10 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from scipy import integrate, special, stats
 
+from rl import checkpoint
 from rl.networks import cnn, layers, mlp
-from rl.networks.base import Network, ensemble, from_linen
+from rl.networks.base import Network, ensemble, from_linen, from_nnx
 from rl.networks.layers import INITIALISERS, OGBENCH, Architecture
 from rl.types import Spec
 
@@ -320,6 +322,45 @@ def test_a_policy_drops_units_only_where_it_is_given_a_key() -> None:
 def test_impossible_architectures_are_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Architecture(**fields)
+
+
+class Own(nnx.Module):
+    """Two dense layers with a LayerNorm between them, and whatever ``more`` adds."""
+
+    def __init__(self, rngs: nnx.Rngs, more: Callable[[nnx.Rngs], Any] = lambda rngs: None) -> None:
+        self.layers = nnx.List([nnx.Linear(OBSERVATION, 6, rngs=rngs), nnx.Linear(6, OUTPUTS, rngs=rngs)])
+        self.norm, self.more = nnx.LayerNorm(6, rngs=rngs), more(rngs)
+
+    def __call__(self, observation: jax.Array) -> jax.Array:
+        return self.layers[1](jnp.tanh(self.norm(self.layers[0](observation))))
+
+
+def test_an_nnx_module_is_two_pure_functions_of_plain_dictionaries() -> None:
+    """Optimisers, checkpoints and ensembles walk through what ``init`` gives, and gradients through ``apply``."""
+    network, x = from_nnx(Own), normal(3, OBSERVATION)
+    members = ensemble(network, 2)
+    params = jax.jit(members.init)(KEY, x)
+    assert not [leaf for leaf in jax.tree.leaves(params) if not isinstance(leaf, jax.Array)]
+    assert checkpoint.named(params)["layers/1/kernel"].shape == (2, 6, OUTPUTS)
+    first, second = params["layers"][0]["kernel"]
+    assert (first != second).any()
+
+    @jax.jit
+    def ask(params: Any) -> tuple[jax.Array, Any]:
+        loss = lambda params: (members.apply(params, x) ** 2).sum()
+        return members.apply(params, x), jax.grad(loss)(params)
+
+    outputs, gradient = ask(params)
+    for index, key in enumerate(jax.random.split(KEY, 2)):
+        np.testing.assert_allclose(outputs[index], Own(nnx.Rngs(key))(x), rtol=1e-5, atol=1e-6)
+    assert jax.tree.structure(gradient) == jax.tree.structure(params)
+    assert all((np.asarray(leaf) != 0).any() for leaf in jax.tree.leaves(gradient))
+    for more, kept in (
+        (lambda rngs: nnx.BatchNorm(6, rngs=rngs), "more.mean"),
+        (lambda rngs: nnx.Dropout(0.1, rngs=rngs), "more.rngs"),
+    ):
+        with pytest.raises(ValueError, match=f"parameters only, and this one keeps .*{kept}"):
+            from_nnx(lambda rngs, more=more: Own(rngs, more))
 
 
 # ---- encoders -----------------------------------------------------------------------------------------------

@@ -231,7 +231,7 @@ def test_every_action_has_draws_of_its_own(random: bool) -> None:
     "view",
     [
         compiled.steps(3, 0.99),
-        compiled.chunked(2),
+        compiled.chunked(2, 0.99),
         compiled.stacked_frames(2),
         compiled.steps(environments=4),
     ],
@@ -250,6 +250,19 @@ def test_a_view_of_another_number_of_environments_is_refused(view: compiled.View
             ValueError, match=r"environments=[14], and the loop has 2 .* give environments=2 to"
         ):
             compiled.loop(learner, Spec((3,), 1), kept, jax.random.split(jax.random.key(0), 3), 2)
+
+
+def test_returns_over_several_steps_ask_for_a_discount() -> None:
+    """It was 1 where it was forgotten, whatever the agent's."""
+    for view in (
+        lambda **fields: compiled.steps(3, **fields),
+        lambda **fields: compiled.chunked(3, **fields),
+        lambda **fields: compiled.stacked_frames(2, 3, **fields),
+    ):
+        with pytest.raises(ValueError, match=r"over 3 steps .* give discount=config\.discount"):
+            view()
+        view(discount=0.9)
+    compiled.stacked_frames(2)  # single steps hold none
 
 
 def test_a_trainer_of_unequal_seeds_or_without_learners_is_refused() -> None:

@@ -10,7 +10,6 @@ import numpy as np
 import optax
 import pytest
 
-from rl import shard
 from rl.agents.optimisers import Adam, adamw, build, share
 from rl.networks.token_heads import vocabulary_values
 
@@ -83,15 +82,10 @@ def test_eight_steps_are_those_of_adam_with_what_settings_add(settings: Adam) ->
 
 
 def test_a_constant_rate_needs_no_counter_and_a_swept_one_may_be_an_array() -> None:
-    """Plain Adam's state is optax's, and that of `shard.averaged` has the same structure, with a schedule too."""
+    """Plain Adam's state is optax's."""
     params = {"kernel": jnp.ones(2)}
     plain, other = build(Adam(), 0.1).init(params), optax.adam(0.1).init(params)
     assert jax.tree.structure(plain) == jax.tree.structure(other)
-    scheduled, averaging = (
-        build(Adam("cosine"), 0.1, optimiser).init(params)
-        for optimiser in (optax.adam, shard.averaged(optax.adam, "data"))
-    )
-    assert jax.tree.structure(scheduled) == jax.tree.structure(averaging)
 
     def first(rate: Any) -> Any:
         optimiser = build(Adam("cosine", 10), rate)

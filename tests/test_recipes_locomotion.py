@@ -392,7 +392,7 @@ def test_our_reader_knows_environment_and_reference(policies: Path, tmp_path: Pa
     assert "regenerated, not D4RL's file" in loaded.note
     assert "15.0 and 250.0" in loaded.note
     log = arrays(path)
-    transitions, last = loaded.dataset
+    transitions, last, _ = loaded.dataset
     assert np.array_equal(transitions.next_observation, log["next_observations"])
     assert np.array_equal(transitions.discount, 1 - log["terminals"])
     assert np.array_equal(last, log["terminals"] | log["timeouts"])

@@ -262,6 +262,8 @@ def test_only_float_fields_of_the_agent_are_swept() -> None:
     assert fixed("agent.weight", True, False)  # refused later, by its type
     assert fixed("agent.weight", "5", "6")
     assert fixed("reward_shift", 1.0, 2.0)  # the data's, not the agent's
+    soft = [{"agent": "sac_n", "agent.target_entropy": x} for x in (-1.0, -2.0)]
+    assert [program.runs for program in layout.programs(soft, 16)] == [2]  # a float where it is not none
     (program, *_) = layout.programs([{"agent": "deas", "agent.chunk_discount": x} for x in (0.9, 0.95)], 16)
     assert "agent.chunk_discount" in program.fixed  # batches are made with it, once for all runs
 
@@ -1001,11 +1003,11 @@ def test_a_larger_sweep_trains_only_what_is_new(counted: list[int], tmp_path: Pa
 
 
 @contextlib.contextmanager
-def stored_hypers(folder: Path) -> Iterator[dict[str, Any]]:
-    """The hyper-parameters that the only run below the folder has stored, to be changed."""
+def stored_card(folder: Path) -> Iterator[dict[str, Any]]:
+    """What the only run below the folder has stored of itself, to be changed."""
     (config,) = folder.glob(f"*/{log.CONFIG}")
     stored = json.loads(config.read_text())
-    yield stored["config"]["config"]
+    yield stored["config"]
     config.write_text(json.dumps(stored))
 
 
@@ -1013,8 +1015,8 @@ def test_a_run_folder_of_other_code_is_refused_before_anything_is_trained(
     counted: list[int], tmp_path: Path
 ) -> None:
     start(seeds_sweep(tmp_path, 0), f"--workdir={tmp_path}")
-    with stored_hypers(tmp_path) as hypers:
-        hypers["expectile"] = 0.123  # as if the default had been another
+    with stored_card(tmp_path) as card:
+        card["config"]["expectile"] = 0.123  # as if the default had been another
     with pytest.raises(
         checkpoint.CheckpointError, match=r"other code or defaults:\n  config.expectile: 0.123"
     ):
@@ -1027,10 +1029,11 @@ def test_a_run_folder_of_other_code_is_refused_before_anything_is_trained(
 def test_a_setting_that_a_run_did_not_know_yet_had_the_effect_of_its_default(
     counted: list[int], tmp_path: Path
 ) -> None:
-    """Stored results stay results when an agent learns another setting."""
+    """Stored results stay results when an agent learns another setting, and when a script loses one."""
     start(seeds_sweep(tmp_path, 0), f"--workdir={tmp_path}")
-    with stored_hypers(tmp_path) as hypers:
-        del hypers["candidates"], hypers["network"]["residual"]
+    with stored_card(tmp_path) as card:
+        del card["config"]["candidates"], card["config"]["network"]["residual"]
+        card["settings"]["unroll"] = 1
     start(seeds_sweep(tmp_path, 0), f"--workdir={tmp_path}")
     assert counted == [0]
 

@@ -16,7 +16,7 @@ import toy_environments
 from gymnasium.spaces import Box, Discrete
 
 from experiments import common, offline, online, trained
-from rl import agents, checkpoint, data, envs, fitted_q, log
+from rl import agents, checkpoint, data, envs, fitted_q, log, train
 from rl.replay import transform
 from rl.types import Spec
 
@@ -74,6 +74,17 @@ def test_an_offline_run_of_a_sweep_in_chunks_acts_again_as_it_did(tmp_path: Path
     assert np.isfinite(total)
     with pytest.raises(ValueError, match="member=4, but the run has 4 policies, counted from 0"):
         trained.player(policies, member=4)
+    # Each acts as all do together, by the same draws, and its state alone is looked at.
+    shown = np.stack([observation] * 4)[:, None]
+    memory, keys = policies.actor.start(policies.state, shown), jax.random.split(jax.random.key(0))
+    first = np.full((4, 1), True)
+    drawn = jax.random.split(keys[1], 4)
+    together, _ = policies.actor.act(policies.state, memory, shown, first, drawn)
+    each = [trained.player(policies, member)(observation, first=True) for member in range(4)]
+    np.testing.assert_allclose(each, together[:, 0], rtol=1e-5, atol=1e-6)
+    assert len(np.unique(each, axis=0)) == 4
+    alone = [x.shape for x in jax.tree.leaves(policies.alone(3)[0].params)]
+    assert alone == [x.shape[1:] for x in jax.tree.leaves(policies.state.params)]
     # Critics see the same, and say the value of a chunk.
     task = offline.problem(chosen, [config("iql")])
     learner = common.learner("iql", config("iql"), task.loaded.spec, task.head, chunk=2)
@@ -84,7 +95,7 @@ def test_an_offline_run_of_a_sweep_in_chunks_acts_again_as_it_did(tmp_path: Path
     )
     values = policies.critics(states, actions)
     assert values.shape == (4, 2, 3)
-    second = jax.tree.map(lambda x: x[1], policies.state._replace(step=None))
+    second = train.member(policies.state, 1)
     expected = learner.critics(second, transform.observations(task.transform, states), actions)
     np.testing.assert_allclose(values[1], expected, rtol=1e-5)
     np.testing.assert_allclose(policies.critics(states[0], actions[0]), values[..., 0], rtol=1e-5)

@@ -197,14 +197,14 @@ def train_variant(settings: Settings, variant: Variant, work: studies.Work) -> d
     keys = jax.random.split(jax.random.key(settings.seed), settings.seeds)
     source = model_based.Inputs(logged(jax.random.key(settings.seed)), ())
     epoch = model_based.over_seeds(loop.epoch, batched=jax.default_backend() != "cpu")
-    start = jax.jit(jax.vmap(loop.init, (0, None)))(keys, source.dataset)
-    evaluate = jax.jit(jax.vmap(lambda state: episode_return(learner, state)))
+    start = jax.jit(jax.vmap(loop.init, (0, None), model_based.STACKED))(keys, source.dataset)
+    evaluate = jax.jit(jax.vmap(lambda state: episode_return(learner, state), (train.STACKED,)))
     rows = []
     for carry, report in train.epochs(epoch, start, source, keys, settings.epochs):
         rows.append({**report.metrics, "return": evaluate(carry.learner)})
         work.progress(1)
     metrics = {name: np.stack([np.asarray(row[name]) for row in rows]) for name in rows[0]}
-    first = jax.tree.map(lambda x: x[0], carry.learner)
+    first = train.member(carry.learner, 0)
     drawn = np.asarray(jax.jit(landscape, static_argnums=0)(learner, first))
     return {"metrics": metrics, "landscape": drawn}
 

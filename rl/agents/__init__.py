@@ -12,6 +12,30 @@ The arguments of every ``make`` are
 - ``spec``: shapes of observations and actions, as the agent sees them (`rl.types.Spec`);
 - ``head``: how its values are represented (`rl.values.heads.ValueHead`);
 - ``optimiser``: learning rate -> optax transformation, Adam by default.
+
+Scripts ask a module for more, all of which it may leave out:
+
+| in the module | what scripts make of it |
+|---|---|
+| ``target_range(config, spec, low, high)`` | what its targets reach if they hold more than rewards |
+| ``check_data(config, logged)`` | raises ValueError for data that it cannot learn from |
+| ``IGNORES_REWARDS = True`` | it only clones: no discount, and no value for a head |
+| ``READS_SETS = True`` | observations [N, F] are sets of entities; to all others they are histories [T, F] |
+| ``token_values(config, lm, head)`` | of language: a function that says what every token is worth |
+
+and by these names for fields of its ``Config``:
+
+| field | what scripts make of it |
+|---|---|
+| ``discount`` | gamma, for supports, returns over several steps, chunks, estimates, robust targets and goals |
+| ``chunk_discount`` | gamma of rewards within a chunk of actions |
+| ``goals`` | a `rl.replay.goals.Hindsight`: it learns to reach goals, from batches that are drawn so (`GOALS`) |
+| ``policy_delay`` | updates per update of the policy, whose metrics are 0 on the others |
+| ``ignore_terminals`` | it bootstraps beyond terminations, and is not combined with returns over several steps |
+| ``slow_policy`` | it acts by the target network: that is what is exported |
+| ``candidates`` and ``extraction`` | it acts by the best of several draws, so that its critics are exported, too |
+
+A head of one's own says ``UNBOUNDED = True`` on its function if it has no support (`rl.values.heads.make`).
 """
 
 from __future__ import annotations
@@ -79,7 +103,19 @@ AGENTS: dict[str, ModuleType] = {
 
 SETTINGS = {
     "qc": "QC is fql on chunks of actions, --agent=fql --chunk=5 --agent.extraction=best_of; --preset=ogbench-qc has "
-    "its published settings"
+    "its published settings",
+    "rebrac_10": "ReBRAC with ten critics is --agent=rebrac --agent.critics=10 --agent.aggregation=pessimistic "
+    "--agent.critic_cloning=0, and on most tasks --agent.policy_noise=0 (rl.agents.rebrac)",
+    "redq": "REDQ is --agent=sac --agent.critics=10 --agent.subset=2 --agent.policy_delay=20 --utd=20",
+    "mbpo": "MBPO is sac in a model, python -m experiments.mbpo --agent=sac --model_loss=mle",
+    "vagram": "VaGraM is sac in a model, python -m experiments.mbpo --agent=sac --model_loss=vagram",
+    **dict.fromkeys(
+        ("ddqn", "double_dqn"), "it is dqn, whose estimator is double unless --agent.double=false"
+    ),
+    **{
+        name: f"it is dqn with a head, --agent=dqn --head={head}"
+        for name, head in (("c51", "c51"), ("qr_dqn", "quantile"))
+    },
 }
 """Published names of what is a setting of an agent here, with the flags that choose it."""
 
@@ -176,11 +212,15 @@ def _beside(name: str) -> list[str]:
 
 def _hint(name: str) -> str:
     """What to give in place of a name that is no agent's."""
-    if name in SETTINGS:
-        return SETTINGS[name]
-    if name in SCRIPTS:
-        return f"it is run by python -m experiments.{SCRIPTS[name]}"
-    near = difflib.get_close_matches(name, AGENTS, n=1)
+    usual = name.lower().replace("-", "_")
+    if usual in SETTINGS:
+        return SETTINGS[usual]
+    if script := SCRIPTS.get(usual):
+        settings = f"; from Python, rl.model_based.METHODS[{usual!r}] are its settings" * (
+            script == "model_based"
+        )
+        return f"it is run by python -m experiments.{script} --agent={usual}{settings}"
+    near = difflib.get_close_matches(usual, AGENTS, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     of_rewards = ", ".join(known for known in AGENTS if known not in GOALS)
     return (

@@ -25,7 +25,7 @@ IGNORES_REWARDS = True
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Hyper-parameters."""
+    """Hyper-parameters; defaults are those of CORL's code, whose policy is deterministic."""
 
     learning_rate: float = 3e-4  # Adam
     hidden: tuple[int, ...] = (256, 256)  # widths of the policy's layers

@@ -69,7 +69,7 @@ _OFF = "dominance_weight=0 and margin_weight=0"
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Hyper-parameters."""
+    """Hyper-parameters; defaults are those of CQN in ARSQ's comparison on vectors."""
 
     discount: float = 0.99  # gamma, the weight of a reward that comes one step later
     levels: int = 3  # L, how often the interval of a dimension is cut

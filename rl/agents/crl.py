@@ -33,7 +33,7 @@ import optax
 
 from rl.agents import extraction
 from rl.agents.optimisers import Adam, Optimiser, build
-from rl.agents.state import augmented, descend, require_ranges, start
+from rl.agents.state import augmented, descend, require_fixed_discount, require_ranges, start
 from rl.networks import mlp
 from rl.networks.base import ensemble
 from rl.networks.layers import OGBENCH, Architecture, require_choices
@@ -69,6 +69,7 @@ class Config:
 
     def __post_init__(self) -> None:
         require_ranges(self)
+        require_fixed_discount(self)
         require_choices(self, {"extraction": extraction.EXTRACTIONS, "loss": LOSSES})
 
 

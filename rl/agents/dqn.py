@@ -48,7 +48,7 @@ from rl.values.heads import ValueHead
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Hyper-parameters."""
+    """Hyper-parameters; defaults are ours, for vectors. Dopamine's for Atari are published settings (``--preset``)."""
 
     discount: float = 0.99  # gamma, the weight of a reward that comes one step later
     double: bool = True  # choose the next action with the online network

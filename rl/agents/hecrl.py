@@ -55,7 +55,7 @@ from rl.agents import gcivl
 from rl.agents.optimisers import Adam, Optimiser, build
 from rl.agents.state import descend, follow, require, require_ranges, start
 from rl.networks import diffusion, entity
-from rl.networks.base import Network, ensemble
+from rl.networks.base import Network, ensemble, first_member
 from rl.networks.layers import require_choices
 from rl.replay import goals
 from rl.replay.goals import GOAL, OBSERVATION, GoalBatch, Goals, Hindsight
@@ -115,9 +115,10 @@ class Config:
                 "goals.subgoal_steps=0 leaves batches without subgoals to learn from: give the steps to one, such as "
                 "50, or subgoals=none"
             )
+        swept = isinstance(self.radius, jax.Array) or isinstance(self.discount, jax.Array)
         low, high = goals.value_bounds(self.goals, self.discount)
-        planned = self.subgoals != "none" and self.filtered and not isinstance(self.radius, jax.Array)
-        if planned and not low - 1e-3 <= self.radius <= high:
+        planned = self.subgoals != "none" and self.filtered
+        if planned and not swept and not low - 1e-3 <= self.radius <= high:
             raise ValueError(
                 f"radius={self.radius} lies outside of [{low:.4g}, {high:.4g}], all that values can be with this "
                 "discount and these goals, so that it tells no candidates apart: give one inside, or filtered=False"
@@ -332,9 +333,8 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
 
     def policy_loss(params: Params, state: State, s: Array, g: Array, logged: Array) -> tuple[Array, Array]:
         """L_pi, and the squared distance [] from the logged actions."""
-        first_critic = jax.tree.map(lambda x: x[0], state.params["critic"])
         action = policy.apply(params, s, g)
-        q = head.value(member.apply(first_critic, s, g, action))
+        q = head.value(member.apply(first_member(state.params["critic"]), s, g, action))
         cloning = jnp.square(action - logged).mean()
         return config.alpha * cloning - losses.q_scale(q) * q.mean(), cloning
 

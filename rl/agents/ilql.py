@@ -202,9 +202,9 @@ def make(config: Config, lm: LM, head: ValueHead, optimiser: Optimiser | None = 
 def token_values(config: Config, lm: LM, head: ValueHead) -> Callable[[State, TokenBatch], TokenValues]:
     """A function that values the actions of any texts, whoever wrote them; to be jitted by the caller.
 
-    A text's score is the sum of its advantages, ``rl.values.tokens.per_episode(found.q - found.v, batch.segment, n)``:
-    what steering adds to its log-probability, over beta. Were the values exact and gamma 1, it would be the text's
-    return less V of the prompt, so it ranks answers to one prompt.
+    A text's score is the sum of its advantages, ``rl.values.tokens.per_episode(values.q - values.v, batch.segment, n)``
+    of the ``values`` that the function returns: what steering adds to its log-probability, over beta. Were the values
+    exact and gamma 1, it would be the text's return less V of the prompt, so it ranks answers to one prompt.
     """
     q_values = _q_values(config, lm, head)
     v_values = token_heads.state_values(head.size, config.inner, config.bias)

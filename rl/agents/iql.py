@@ -37,7 +37,11 @@ from rl.values.heads import ValueHead
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Hyper-parameters; defaults are the paper's for D4RL locomotion."""
+    """Hyper-parameters; defaults are the paper's for D4RL locomotion.
+
+    The cosine of ``policy_optimiser`` is among them: after ``decay_updates``, 1,000,000, the policy does not move any
+    more, also with an ``optimiser`` of one's own. From Python give it the length of the run, or take ``Adam()``.
+    """
 
     discount: float = 0.99  # gamma, the weight of a reward that comes one step later
     expectile: float = 0.7  # tau: 0.5 is SARSA, towards 1 the maximum over logged actions
@@ -51,7 +55,6 @@ class Config:
     network: Architecture = Architecture(initialiser="orthogonal")  # of every network
     critic_optimiser: Adam = Adam()  # of the critics
     value_optimiser: Adam = Adam()  # of the value
-    # A cosine: from Python set its decay_updates to the length of the run, or Adam() for a constant learning rate.
     policy_optimiser: Adam = Adam(schedule="cosine")  # of the policy, which does not move after decay_updates
 
     def __post_init__(self) -> None:

@@ -21,7 +21,12 @@ SCHEDULES = ("constant", "cosine")
 
 @dataclasses.dataclass(frozen=True)
 class Adam:
-    """Settings of one network's optimiser."""
+    """Settings of one network's optimiser.
+
+    A cosine is to be as long as the run, since its network does not move after ``decay_updates``. Scripts refuse a
+    longer run (`experiments.checks.schedules`); from Python, where nothing knows how long a run is going to be, it is
+    for the caller to see to.
+    """
 
     schedule: str = "constant"  # schedule of the learning rate: constant or cosine, which falls to 0
     decay_updates: int = 1_000_000  # updates until a cosine is 0, warm-up included; the rate then stays 0
@@ -55,7 +60,8 @@ def build(
     Args:
       settings: see `Adam`.
       learning_rate: the agent's, where ``settings`` have none; its greatest value, where there is a schedule.
-      optimiser: what to use in place of Adam, with the schedule of ``settings``.
+      optimiser: what to use in place of Adam; the schedule of ``settings`` scales its steps, too, so that a cosine ends
+        at ``decay_updates``, and ``Adam()`` as settings leaves it as it is.
       period: the network moves on every ``period``-th update of its agent alone.
 
     Raises:

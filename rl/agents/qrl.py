@@ -32,7 +32,7 @@ import optax
 
 from rl.agents import extraction
 from rl.agents.optimisers import Adam, Optimiser, build
-from rl.agents.state import augmented, descend, require_ranges, start
+from rl.agents.state import augmented, descend, require_fixed_discount, require_ranges, start
 from rl.networks import mlp, quasimetric
 from rl.networks.layers import OGBENCH, Architecture, require_choices
 from rl.replay import goals
@@ -60,6 +60,7 @@ class Config:
 
     def __post_init__(self) -> None:
         require_ranges(self)
+        require_fixed_discount(self)
         require_choices(self, {"extraction": extraction.EXTRACTIONS})
 
 

@@ -33,7 +33,7 @@ from rl.agents.optimisers import Optimiser
 from rl.agents.state import is_off, require
 from rl.networks.layers import Architecture
 from rl.types import Array, Learner, Metrics, Spec, Transition
-from rl.values import bellman, losses
+from rl.values import losses
 from rl.values.heads import ValueHead
 
 
@@ -54,7 +54,6 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
     require(spec, "rebrac", discrete=False)
 
     def objective(q: Array, action: Array, logged: Array) -> tuple[Array, Metrics]:
-        q = bellman.aggregate_values(q, config.aggregation, config.deviations)
         cloning = jnp.square(action - logged).sum(-1).mean()
         return config.policy_cloning * cloning - losses.q_scale(q) * q.mean(), {"cloning": cloning}
 
@@ -62,7 +61,7 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
         distance = jnp.square(next_action - batch.next_action).sum(-1) * batch.has_next_action
         return config.critic_cloning * distance
 
-    return td3.learner(config, spec, head, optimiser, objective, penalty)
+    return td3.learner(config, spec, head, optimiser, objective, penalty, by_all=True)
 
 
 def check_data(config: Config, logged: Transition | None) -> None:

@@ -50,7 +50,7 @@ class Config:
     target_period: int = 1  # updates between two steps of the target critics
     policy_delay: int = 1  # critic updates per update of policy and temperature (REDQ: 20)
     backup_entropy: bool = True  # the policy's entropy is in the target
-    target_entropy: float = 0.0  # H, in nats; 0: minus the number of action dimensions
+    target_entropy: float | None = None  # H, in nats; none: minus the number of action dimensions
     initial_alpha: float = 1.0  # the temperature at the start
     learning_rate: float = 3e-4  # Adam, all networks and the temperature
     hidden: tuple[int, ...] = (256, 256, 256)  # widths of every network's layers
@@ -87,7 +87,7 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
             config.temperature_optimiser, config.learning_rate, optimiser, config.policy_delay
         ),
     }
-    target_entropy = -spec.action_size if is_off(config.target_entropy) else config.target_entropy
+    target_entropy = _target_entropy(config, spec)
 
     def init(key: Key, batch: Transition) -> State:
         keys = jax.random.split(key)
@@ -188,6 +188,11 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
     return augmented(Learner(init, update, act, value, explore, critics=critics), spec, config.network)
 
 
+def _target_entropy(config: Config, spec: Spec) -> float:
+    """H, in nats."""
+    return -float(spec.action_size) if config.target_entropy is None else config.target_entropy
+
+
 def target_range(config: Config, spec: Spec, low: float, high: float) -> tuple[float, float]:
     """The range [low, high] of values, widened by the entropy bonus of all steps to come, if targets hold it.
 
@@ -197,6 +202,6 @@ def target_range(config: Config, spec: Spec, low: float, high: float) -> tuple[f
     """
     if not config.backup_entropy:
         return low, high
-    aimed = -spec.action_size if is_off(config.target_entropy) else min(config.target_entropy, 0.0)
+    aimed = min(_target_entropy(config, spec), 0.0)
     reach = max(config.initial_alpha, 1.0) * config.discount / (1 - config.discount)
     return low + aimed * reach, high + spec.action_size * math.log(2.0) * reach

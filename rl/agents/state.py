@@ -223,6 +223,15 @@ def require_ranges(config: Any) -> None:
                 raise ValueError(f"{name}={value} {text}")
 
 
+def require_fixed_discount(config: Any) -> None:
+    """Raises ValueError for a ``discount`` that is swept inside one program, where goals alone are drawn by it."""
+    if isinstance(config.discount, jax.Array):
+        raise ValueError(
+            "a sweep of discount: this agent's updates know none, and the goals of all runs are drawn by one "
+            "(rl.replay.goals.sampler), so that they would be the same: train every value as a run of its own"
+        )
+
+
 def is_off(weight: float | Array) -> bool:
     """True for a term whose weight is 0 when the program is built, so that it need not be computed.
 

@@ -20,13 +20,13 @@ import optax
 from rl.agents.optimisers import Adam, Optimiser, build
 from rl.agents.state import augmented, delayed, descend, follow, require, require_ranges, start
 from rl.networks import mlp
-from rl.networks.base import ensemble
+from rl.networks.base import ensemble, first_member
 from rl.networks.layers import Architecture, require_choices
 from rl.types import Array, Key, Learner, Metrics, Spec, State, Transition
 from rl.values import bellman, losses
 from rl.values.heads import ValueHead
 
-# (Q [E, B] of the policy's actions, these [B, D], the batch's [B, D]) -> the policy's loss, and what else to report
+# (Q [B] of the policy's actions, these [B, D], the batch's [B, D]) -> the policy's loss, and what else to report
 Objective = Callable[[Array, Array, Array], tuple[Array, Metrics]]
 # (action [B, D] with which a target continues, batch) -> [B], taken off the value there
 Penalty = Callable[[Array, Transition], Array]
@@ -65,7 +65,7 @@ class Config:
 def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = optax.adam) -> Learner:
     """The learner; see `rl.types.Learner`. Raises ValueError for integer actions."""
     require(spec, "td3", discrete=False)
-    return learner(config, spec, head, optimiser, lambda q, action, logged: (-q[0].mean(), {}))
+    return learner(config, spec, head, optimiser, lambda q, action, logged: (-q.mean(), {}))
 
 
 def learner(
@@ -75,6 +75,8 @@ def learner(
     optimiser: Optimiser,
     objective: Objective,
     penalty: Penalty | None = None,
+    *,
+    by_all: bool = False,
 ) -> Learner:
     """TD3 with another objective for its policy, and a penalty in its targets, for agents that are TD3 but for that.
 
@@ -82,6 +84,7 @@ def learner(
       config, spec, head, optimiser: see `rl.agents`.
       objective: what the policy minimises, see ``Objective``.
       penalty: taken off the next value in targets, see ``Penalty``; None: nothing.
+      by_all: whether all critics judge the policy, aggregated as in targets, and not the first alone.
     """
     member = mlp.critic(spec, head.size, config.hidden, config.layer_norm, config.network)
     critic = ensemble(member, config.critics)
@@ -118,10 +121,15 @@ def learner(
             q = critic.apply(params, batch.observation, batch.action)
             return losses.critics(head, q, target), head.value(q).mean()
 
+        def judge(params, action):
+            if by_all:
+                q = head.value(critic.apply(params, batch.observation, action))
+                return bellman.aggregate_values(q, config.aggregation, config.deviations)
+            return head.value(member.apply(first_member(params), batch.observation, action))
+
         def policy_loss(params, critic_params):
             action = policy.apply(params, batch.observation, key=dropout_key)
-            q = head.value(critic.apply(critic_params, batch.observation, action))
-            return objective(q, action, batch.action)
+            return objective(judge(critic_params, action), action, batch.action)
 
         def improve(state: State) -> tuple[State, Metrics]:
             (loss, metrics), gradient = jax.value_and_grad(policy_loss, has_aux=True)(

@@ -34,6 +34,6 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
 
     def objective(q: Array, action: Array, logged: Array) -> tuple[Array, Metrics]:
         cloning = jnp.square(action - logged).mean()
-        return cloning - config.alpha * losses.q_scale(q[0]) * q[0].mean(), {"cloning": cloning}
+        return cloning - config.alpha * losses.q_scale(q) * q.mean(), {"cloning": cloning}
 
     return td3.learner(config, spec, head, optimiser, objective)

@@ -27,7 +27,7 @@ class Card(NamedTuple):
 
 def describe(loaded: Loaded) -> Card:
     """The card of a dataset as a reader gives it."""
-    transitions, last = loaded.dataset
+    transitions, last, _ = loaded.dataset
     choices = loaded.spec.action_size if loaded.spec.discrete else None
     ends = np.flatnonzero(last)
     starts = np.concatenate([[0], ends[:-1] + 1])

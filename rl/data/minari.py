@@ -107,7 +107,7 @@ def write(data: Loaded, name: str) -> None:
         ImportError: minari is not installed.
     """
     minari = _minari()
-    transitions, last = data.dataset
+    transitions, last, _ = data.dataset
     terminal = transitions.discount == 0
     shape = data.spec.observation_shape
     if data.spec.discrete or isinstance(shape, Mapping) or len(shape) != 1:
@@ -138,7 +138,7 @@ def write(data: Loaded, name: str) -> None:
 
 
 def _buffers(data: Loaded, buffer: Any) -> Iterator[Any]:
-    transitions, last = data.dataset
+    transitions, last, _ = data.dataset
     first = 0
     for end in (np.flatnonzero(last) + 1).tolist():
         episode = slice(first, end)

@@ -75,7 +75,12 @@ def propose(
 def step(
     config: Config, spec: Spec, model: Model, observation: Array, action: Array, key: Key
 ) -> tuple[Array, Array]:
-    """Next observations [..., O] and rewards [...], each the proposal of one random elite."""
+    """Next observations [..., O] and rewards [...], each the proposal of one random elite.
+
+    All elites propose for every row. mbrl-lib gives each an equal share of the rows, which are then no longer
+    independent in their choice. On one core that would save 6 % of an epoch of RAVL and nothing of MOPO's, whose
+    penalty asks all elites; 30 % only of the method without either.
+    """
     propose_key, elite_key = jax.random.split(key)
     observations, rewards = propose(config, spec, model, observation, action, propose_key)
     elite = jax.random.randint(elite_key, (1, *rewards.shape[1:]), 0, config.elites)

@@ -7,6 +7,7 @@ layer's product with its features is shared by all tokens, which see it beside t
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ import numpy as np
 
 from rl.networks import mlp
 from rl.networks.base import Network, from_linen
-from rl.networks.layers import ACTIVATIONS, DEFAULT, MLP, Architecture, dense_product
+from rl.networks.layers import DEFAULT, MLP, Architecture, dense_product, hidden_units
 from rl.types import Array, Key, Params, Spec
 
 
@@ -64,7 +65,7 @@ def autoregressive(
     place = np.argsort(order)
     trunk_of, block_of = (jnp.asarray(x, jnp.int32) for x in np.divmod(place, blocks))
     sorted_already = bool((order == np.arange(len(order))).all())
-    norm, activation = from_linen(nn.LayerNorm()), ACTIVATIONS[architecture.activation]
+    norm = from_linen(nn.LayerNorm())
     body = from_linen(MLP(hidden, blocks * choices, layer_norm, architecture))
 
     def init(key: Key, features: Array) -> Params:
@@ -80,7 +81,7 @@ def autoregressive(
         return norm.apply(params[f"LayerNorm_{layer}"], y) if layer_norm else y
 
     def last_hidden(params: Params, begun: Array, contexts: Array) -> Array:
-        """One trunk but for its output layer, as `rl.networks.layers.MLP` computes it: [..., hidden]."""
+        """One trunk but for its output layer, with the layers of its `rl.networks.layers.MLP`: [..., hidden]."""
         x = contexts
         for i in range(len(hidden)):
             layer = params[f"Dense_{i}"]
@@ -88,9 +89,7 @@ def autoregressive(
                 y = begun + dense_product(x, layer["kernel"][-size:], None)
             else:
                 y = dense_product(x, layer["kernel"], None) + layer["bias"]
-            after = architecture.norm_after
-            y = normed(params, i, activation(y)) if after else activation(normed(params, i, y))
-            x = x + y if architecture.residual and i and x.shape == y.shape else y
+            x = hidden_units(architecture, y, functools.partial(normed, params, i), x if i else None)
         return x
 
     def output(params: Params) -> tuple[Array, Array]:

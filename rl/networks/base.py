@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import flax.linen as nn
 import jax
 
 from rl.types import Array, Key, Params
+
+if TYPE_CHECKING:
+    from flax import nnx
 
 
 class Network(NamedTuple):
@@ -28,6 +31,31 @@ def from_linen(module: nn.Module) -> Network:
     return Network(init=lambda key, *inputs: module.init(key, *inputs)["params"], apply=apply)
 
 
+def from_nnx(make: Callable[[nnx.Rngs], nnx.Module]) -> Network:
+    """A Flax NNX module with parameters only as a `Network`; its parameters are nested dictionaries of arrays.
+
+    Args:
+      make: builds the module, with the streams from which its initial parameters are drawn.
+
+    Raises:
+      ValueError: the module keeps more than parameters, such as the averages of a batch norm, or the keys of a dropout.
+    """
+    from flax import nnx  # half a second that only its users wait for
+
+    module = nnx.eval_shape(lambda: make(nnx.Rngs(0)))
+    graph, others = nnx.graphdef(module), nnx.state(module, nnx.Not(nnx.Param))
+    if kept := [".".join(map(str, path)) for path, _ in nnx.to_flat_state(others)]:
+        raise ValueError(
+            f"a network's module may keep parameters only, and this one keeps {', '.join(kept)}, which no update would "
+            "carry on: leave out the layers that they are of"
+        )
+
+    def init(key: Key, *inputs: Array) -> Params:
+        return nnx.to_pure_dict(nnx.state(make(nnx.Rngs(key)), nnx.Param))
+
+    return Network(init, apply=lambda params, *inputs: nnx.merge(graph, params)(*inputs))
+
+
 def ensemble(network: Network, members: int) -> Network:
     """``members`` independent copies: a leading axis [E] on every parameter and output; inputs are shared.
 
@@ -44,3 +72,12 @@ def ensemble(network: Network, members: int) -> Network:
         return jax.vmap(lambda p: network.apply(p, *inputs))(params)
 
     return Network(init, apply)
+
+
+def first_member(params: Params) -> Params:
+    """The first member's parameters of an `ensemble`, for the network that it consists of.
+
+    Who uses the first of an ensemble's outputs and no other has all of them computed, and their gradients, too: XLA
+    leaves none out.
+    """
+    return jax.tree.map(lambda x: x[0], params)

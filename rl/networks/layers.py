@@ -219,9 +219,30 @@ class MLP(nn.Module):
         def norm(y: Array) -> Array:
             return nn.LayerNorm()(y) if self.layer_norm else y
 
+        def drop(y: Array) -> Array:
+            return nn.Dropout(self.dropout, deterministic=not self.has_rng("dropout"))(y)
+
         for width in self.hidden:
-            y, activation = dense(x, width), ACTIVATIONS[a.activation]
-            y = norm(activation(y)) if a.norm_after else activation(norm(y))
-            y = nn.Dropout(self.dropout, deterministic=not self.has_rng("dropout"))(y)
-            x = x + y if a.residual and x.shape == y.shape else y
+            x = hidden_units(a, dense(x, width), norm, x, drop)
         return dense(x, self.outputs, self.last, self.gain)
+
+
+def hidden_units(
+    architecture: Architecture,
+    y: Array,
+    norm: Callable[[Array], Array],
+    x: Array | None = None,
+    drop: Callable[[Array], Array] = lambda y: y,
+) -> Array:
+    """What a hidden layer of an `MLP` makes of its product ``y`` [..., n] with its input: [..., n].
+
+    Args:
+      architecture: activation, the place of the norm, and whether layers of one width are residual.
+      y: the product.
+      norm: LayerNorm, or what leaves all as it is.
+      x: the layer's input, which a residual layer of its shape adds; None: it is not added.
+      drop: dropout.
+    """
+    activation = ACTIVATIONS[architecture.activation]
+    y = drop(norm(activation(y)) if architecture.norm_after else activation(norm(y)))
+    return x + y if architecture.residual and x is not None and x.shape == y.shape else y

@@ -30,7 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rl.replay import dataset as replay
-from rl.replay.dataset import Dataset
+from rl.replay.dataset import Dataset, Discounts
 from rl.replay.source import Source
 from rl.types import Array, Key, Spec, Transition
 
@@ -41,6 +41,7 @@ class Chunks(NamedTuple):
     steps: Transition  # [N, ...] over H steps (`rl.replay.dataset.n_step`), but for their single actions
     starts: Any  # [M] int32: rows whose chunks are whole, or end by termination
     last: Any  # [N] int32: the last row of each one's episode
+    discounts: Discounts | None = None  # of chunks of several steps
 
 
 def spec(spec: Spec, length: int) -> Spec:
@@ -75,20 +76,21 @@ def make(dataset: Dataset, length: int, discount: float, reward_discount: float 
     start, steps = np.arange(replay.size(dataset)), dataset.transitions
     end = replay.reach(dataset, length)
     drawn = (end - start == length - 1) | (np.asarray(steps.discount)[end] == 0)
-    over = replay.n_step(dataset, length, discount, reward_discount).transitions
+    returns = replay.n_step(dataset, length, discount, reward_discount)
+    over = returns.transitions
     following = np.minimum(end + 1, len(start) - 1)
     # Where a log has no next observations, the step that a time limit cut is left out, and the one before it, the last
     # that is left, still knows its next action: there is no chunk after it all the same.
-    after = (end - start == length - 1) & ~np.asarray(dataset.last)[end]
+    after = (end - start == length - 1) & ~np.isin(end, ends)
     known = (over.has_next_action > 0) & after & drawn[following]
     over = over._replace(action=steps.action, next_action=steps.action, has_next_action=np.float32(known))
     last = ends[np.searchsorted(ends, start)]
-    return Chunks(over, np.flatnonzero(drawn).astype(np.int32), last.astype(np.int32))
+    return Chunks(over, np.flatnonzero(drawn).astype(np.int32), last.astype(np.int32), returns.discounts)
 
 
 def _ends(dataset: Dataset, length: int) -> np.ndarray:
-    """The last rows of the episodes. Raises ValueError where none of them is ``length`` steps long."""
-    ends = np.flatnonzero(np.asarray(dataset.last))
+    """The last rows of the episodes. Raises ValueError where none of them is ``length`` steps long, or none ends."""
+    ends = replay.episode_ends(dataset)
     longest = np.diff(ends, prepend=-1).max()
     if length > longest:
         raise ValueError(
@@ -133,17 +135,20 @@ def value_bounds(
     With one discount for both, the values of chunks are those of single steps, and so are their bounds.
 
     Raises:
-      ValueError: no episode is so long.
+      ValueError: no episode is so long, or ``discount`` is 1 and one does not terminate.
     """
-    _ends(dataset, length)
+    ends = _ends(dataset, length)
+    replay.require_finite_values(dataset, discount)
     # In float64: what float32 rounds off the discounts is divided by what is left of 1.
     reward, alive = (
         np.asarray(x, np.float64) for x in (dataset.transitions.reward, dataset.transitions.discount)
     )
     start, end = np.arange(len(reward)), replay.reach(dataset, length)
     continuation, weights = discount**length, sum(reward_discount**k for k in range(length))
-    tail = reward.mean() * weights / (1 - continuation)  # where a time limit cuts
-    cut = np.asarray(dataset.last)[end] & (alive[end] > 0)
+    tail = (
+        replay.for_ever(reward.mean() * weights, continuation) if discount < 1 else 0.0
+    )  # where a time limit cuts
+    cut = np.isin(end, ends) & (alive[end] > 0)
     whole = (end - start == length - 1).tolist()
     within = lambda k: np.where(start + k <= end, reward[np.minimum(start + k, end)], 0.0)
     total = np.zeros(len(reward))
@@ -151,12 +156,13 @@ def value_bounds(
         total += reward_discount**k * within(k)
     gain = total.tolist()  # Python numbers, as in `rl.replay.dataset.returns_to_go`
     left = (discount ** (end - start + 1) * alive[end]).tolist()
-    ends, after = cut.tolist(), np.minimum(end + 1, len(end) - 1).tolist()
+    stops, after = cut.tolist(), np.minimum(end + 1, len(end) - 1).tolist()
     returns = [tail] * len(gain)
     for row in reversed(range(len(gain))):
-        if whole[row] or not ends[row]:
-            returns[row] = gain[row] + left[row] * (tail if ends[row] else returns[after[row]])
+        if whole[row] or not stops[row]:
+            returns[row] = gain[row] + left[row] * (tail if stops[row] else returns[after[row]])
     floor, ceiling = (
-        bound * weights / (1 - continuation) for bound in (min(reward.min(), 0.0), max(reward.max(), 0.0))
+        replay.for_ever(bound * weights, continuation)
+        for bound in (min(reward.min(), 0.0), max(reward.max(), 0.0))
     )
     return replay.widened(np.array(returns), floor, ceiling)

@@ -6,6 +6,8 @@ The same type holds NumPy arrays (as readers return it) and device arrays (as th
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -16,11 +18,25 @@ from rl.replay.source import Source
 from rl.types import Array, Key, Transition
 
 
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Discounts:
+    """What returns over several steps were made with.
+
+    It is no array but a part of their structure, so that compiled code, too, can compare it with an agent's
+    (`rl.train.population`).
+    """
+
+    discount: float  # gamma
+    chunk_discount: float  # of rewards within the steps
+
+
 class Dataset(NamedTuple):
     """``N`` logged steps in the order they were logged, episodes one after another."""
 
     transitions: Transition  # [N, ...]
     last: Any  # [N] bool: the last logged step of its episode, by termination or by time limit
+    discounts: Discounts | None = None  # of transitions over several steps (`n_step`)
 
 
 def size(dataset: Dataset) -> int:
@@ -49,12 +65,28 @@ def sampler(batch_size: int) -> Source:
     return sample
 
 
+def episode_ends(dataset: Dataset) -> np.ndarray:
+    """The last row of every episode, [episodes]. A log that stops inside one was cut there, as by a time limit.
+
+    Raises:
+      ValueError: no row is marked as the last one of an episode.
+    """
+    last = np.array(dataset.last, bool)
+    if not last.any():
+        raise ValueError(
+            f"no episode ends in {len(last)} rows: mark the last logged step of every episode (Dataset.last)"
+        )
+    last[-1] = True
+    return np.flatnonzero(last)
+
+
 def reach(dataset: Dataset, n: int) -> np.ndarray:
-    """The last row [N] of the ``n`` steps from each row on, fewer where the episode ends.
+    """The last row [N] of the ``n`` steps from each row on, fewer where the episode ends (`episode_ends`).
 
     A discount of 0 inside an episode ends them, too: nothing after it counts.
     """
-    over = np.asarray(dataset.last) | (np.asarray(dataset.transitions.discount) == 0)
+    over = np.asarray(dataset.transitions.discount) == 0
+    over[episode_ends(dataset)] = True
     ends, start = np.flatnonzero(over), np.arange(size(dataset))
     return np.minimum(start + n - 1, ends[np.searchsorted(ends, start)])
 
@@ -67,12 +99,16 @@ def n_step(dataset: Dataset, n: int, discount: float, reward_discount: float | N
       n: steps, at least 1.
       discount: the agent's gamma.
       reward_discount: of rewards within the steps; by default ``discount``.
+
+    Raises:
+      ValueError: no episode ends.
     """
     if n == 1:
         return dataset
+    within = discount if reward_discount is None else reward_discount
     start, end, steps = np.arange(size(dataset)), reach(dataset, n), dataset.transitions
     powers = lambda gamma: np.cumprod(np.append(1.0, np.full(n - 1, gamma)), dtype=np.float32)
-    weight = powers(discount if reward_discount is None else reward_discount)
+    weight = powers(within)
     reward = np.array(steps.reward, np.float32)
     for k in range(1, n):
         later = np.minimum(start + k, end)
@@ -88,7 +124,8 @@ def n_step(dataset: Dataset, n: int, discount: float, reward_discount: float | N
                 known.reshape(-1, *(1,) * (steps.action.ndim - 1)), last.next_action, steps.action
             ),
             has_next_action=last.has_next_action,
-        )
+        ),
+        discounts=Discounts(discount, within),
     )
 
 
@@ -136,15 +173,35 @@ def returns_to_go(dataset: Dataset, discount: float, bootstrap: float = 0.0) -> 
 
 
 def episode_returns(dataset: Dataset) -> np.ndarray:
-    """Undiscounted return of every logged episode, [episodes] float64, on the host."""
-    ends = np.flatnonzero(np.asarray(dataset.last))
-    totals = np.cumsum(np.asarray(dataset.transitions.reward, np.float64))[ends]
+    """Undiscounted return of every logged episode, [episodes] float64, on the host. Raises as `episode_ends`."""
+    totals = np.cumsum(np.asarray(dataset.transitions.reward, np.float64))[episode_ends(dataset)]
     return np.diff(totals, prepend=0.0)
 
 
 def terminates(dataset: Dataset) -> bool:
     """Whether an episode in the data ends by itself, and not by a time limit."""
     return bool((np.asarray(dataset.transitions.discount) == 0).any())
+
+
+def always_terminates(dataset: Dataset) -> bool:
+    """Whether every logged episode ends by itself: with a discount of 1 others have no finite value."""
+    return bool((np.asarray(dataset.transitions.discount)[episode_ends(dataset)] == 0).all())
+
+
+def require_finite_values(dataset: Dataset, discount: float) -> None:
+    """Raises ValueError if ``discount`` is 1 and an episode does not terminate: its rewards would go on for ever."""
+    if discount >= 1 and not always_terminates(dataset):
+        raise ValueError(
+            f"discount={discount:g}: episodes that a time limit cuts go on for ever, and have no value with it: give "
+            "less than 1"
+        )
+
+
+def for_ever(reward: float, discount: float) -> float:
+    """What this reward in every step adds up to."""
+    if discount < 1:
+        return reward / (1 - discount)
+    return math.copysign(math.inf, reward) if reward else 0.0
 
 
 def value_bounds(dataset: Dataset, discount: float, ends: bool = False) -> tuple[float, float]:
@@ -157,13 +214,17 @@ def value_bounds(dataset: Dataset, discount: float, ends: bool = False) -> tuple
 
     Args:
       dataset: the data.
-      discount: gamma.
+      discount: gamma; 1 only where every episode terminates.
       ends: whether targets end episodes, too, as those from a model do: a step that is the last one is worth its
         reward alone, which no return in the data may be near if none of their episodes terminates.
+
+    Raises:
+      ValueError: ``discount`` is 1, and an episode does not terminate.
     """
+    require_finite_values(dataset, discount)
     reward = np.asarray(dataset.transitions.reward, np.float64)
-    returns = returns_to_go(dataset, discount, bootstrap=float(reward.mean()))
-    floor, ceiling = reward.min() / (1 - discount), reward.max() / (1 - discount)
+    returns = returns_to_go(dataset, discount, bootstrap=float(reward.mean()) if discount < 1 else 0.0)
+    floor, ceiling = for_ever(reward.min(), discount), for_ever(reward.max(), discount)
     shown = terminates(dataset)
     if ends or shown:
         floor, ceiling = min(floor, reward.min()), max(ceiling, reward.max())

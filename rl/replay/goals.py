@@ -32,8 +32,8 @@ import numpy as np
 
 from rl import nest
 from rl.nest import GOAL, OBSERVATION
-from rl.replay.dataset import Dataset, own_successors
-from rl.replay.source import Source
+from rl.replay.dataset import Dataset, episode_ends, own_successors
+from rl.replay.source import Discounted, Source
 from rl.types import Array, Key, Spec, Transition
 
 # (logged state [B, ...] that was reached, that of the goal) -> [B] bool: the goal is reached
@@ -104,12 +104,8 @@ def trajectories(dataset: Dataset, hindsight: Hindsight, state: Any = None) -> T
       ValueError: no episode ends, an episode has a single step, none is as long as a subgoal is far, or ``state`` has
         not one row for each step.
     """
-    last = np.asarray(dataset.last)
-    if not last.size or not last[-1]:
-        raise ValueError(
-            "a dataset without trajectories: goals are later states of an episode, and the last row does not end one; "
-            "mark the last logged step of every episode (Dataset.last)"
-        )
+    last = np.zeros(len(dataset.last), bool)
+    last[episode_ends(dataset)] = True
     for name, rows in nest.named("state", state).items() if state is not None else ():
         if len(rows) != len(last):
             raise ValueError(f"{name} has {len(rows)} rows, and there are {len(last)} steps: one for each")
@@ -141,7 +137,8 @@ def sampler(batch_size: int, hindsight: Hindsight, discount: float, success: Suc
     Args:
       batch_size: ``B``.
       hindsight: which goals.
-      discount: the agent's gamma; geometric distances have mean ``1 / (1 - discount)``.
+      discount: the agent's gamma; geometric distances have mean ``1 / (1 - discount)``, and `rl.train.population`
+        refuses agents with another.
       success: of ``Trajectories.state``, which goals count as reached; by default those that are the very row.
 
     Raises:
@@ -150,7 +147,8 @@ def sampler(batch_size: int, hindsight: Hindsight, discount: float, success: Suc
     """
     _check_probabilities("value", hindsight.value)
     _check_probabilities("actor", hindsight.actor)
-    if (hindsight.value.geometric or hindsight.actor.geometric) and not 0 < discount < 1:
+    geometric = hindsight.value.geometric or hindsight.actor.geometric
+    if geometric and not 0 < discount < 1:
         raise ValueError(
             f"discount={discount} must lie between 0 and 1: geometric goals are 1 / (1 - discount) steps away on "
             "average; or give geometric=False"
@@ -186,7 +184,7 @@ def sampler(batch_size: int, hindsight: Hindsight, discount: float, success: Suc
         on_the_way = jnp.where(anywhere, ahead, jnp.minimum(ahead, actor))
         return batch._replace(subgoal=at(ahead), actor_subgoal=at(on_the_way))
 
-    return sample
+    return Discounted(sample, discount) if geometric else sample
 
 
 def conditioned(observation: Any, goal: Any) -> dict[str, Any]:
@@ -232,11 +230,20 @@ def plain_spec(spec: Spec, agent: str) -> Spec:
 
 
 def value_bounds(hindsight: Hindsight, discount: float) -> tuple[float, float]:
-    """All that a value can be, given what success and other steps are rewarded with: a support for value heads."""
+    """All that a value can be, given what success and other steps are rewarded with: a support for value heads.
+
+    Raises:
+      ValueError: ``discount`` is 1, and rewards may go on for ever.
+    """
+    if hindsight.mask and not hindsight.negative:
+        return 0.0, 1.0
+    if isinstance(discount, int | float) and discount >= 1:
+        never = "reached" if hindsight.negative else "left"
+        raise ValueError(
+            f"discount={discount} must be below 1: with it, a goal that is never {never} has no finite value"
+        )
     forever = 1.0 / (1.0 - discount)
-    if hindsight.negative:
-        return -forever, 0.0
-    return 0.0, 1.0 if hindsight.mask else forever
+    return (-forever, 0.0) if hindsight.negative else (0.0, forever)
 
 
 def _check_probabilities(name: str, goals: Goals) -> None:

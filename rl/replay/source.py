@@ -21,6 +21,7 @@ ask `is_logged`.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -36,6 +37,18 @@ MODEL = 2  # that of a model's rows beside it
 
 # (data, key, number of the update [] int32) -> batch
 Source = Callable[[Any, Key, Array | int], Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Discounted:
+    """A source whose draws depend on the agent's gamma. It says so, for `rl.train.population` to compare the two."""
+
+    draw: Source
+    discount: float
+
+    def __call__(self, data: Any, key: Key, step: Array | int = 0) -> Any:
+        return self.draw(data, key, step)
+
 
 # The share of each of K sources: numbers that sum to 1, or a function of the step to [K] such numbers
 Shares = Sequence[float] | Callable[[Array | int], Array]

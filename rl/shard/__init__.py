@@ -28,10 +28,8 @@ from rl.shard.language import (
     place_language,
 )
 from rl.shard.placement import gather, grid, mesh, place, place_keys, place_split, place_state
-from rl.shard.pmap import averaged, pmap_updates
 
 __all__ = [
-    "averaged",
     "data_parallel",
     "fetch_language",
     "gather",
@@ -50,6 +48,5 @@ __all__ = [
     "place_language",
     "place_split",
     "place_state",
-    "pmap_updates",
     "sharded_sampler",
 ]
