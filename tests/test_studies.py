@@ -373,10 +373,10 @@ STORED = {
     "hecrl": ["papers/hecrl", "papers/hecrl/longer"],
     "hecrl_cubes": ["papers/hecrl_cubes"],
     "proposals": ["papers/proposals", "papers/proposals/chunks"],
-    "ilql_maze": ["papers/ilql_maze", "papers/ilql_maze/c51_quantile"],
+    "ilql_maze": [f"papers/ilql_maze{place}" for place in ("", "/c51_quantile", "/cloning")],
     "stop_regressing_games": ["papers/stop_regressing_games"],
     "vagram": ["papers/vagram", "papers/vagram/standardised"],
-    "vagram_online": ["papers/vagram_online"],
+    "vagram_online": ["papers/vagram_online", "papers/vagram_online/refitted"],
     "sac_mujoco": ["online"],
     "ogbench_goals": ["papers/ogbench_goals"],
 }
