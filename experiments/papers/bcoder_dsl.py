@@ -551,7 +551,7 @@ def _ladder_claims(outcome: Mapping[str, Any]) -> Iterator[studies.Claim]:
     figure = "B-Coder (Yu et al., ICLR 2024), figure 1, on APPS's training problems: "
     model_helps, operator_helps = (
         figure + "a language model to start from helps",
-        figure + "so does the operator",
+        figure + "the conservative operator helps further",
     )
     for who, ranked in outcome["ranked"].items():
         for better, worse, said in (
