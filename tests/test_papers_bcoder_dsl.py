@@ -138,6 +138,33 @@ def test_predictions_hold_or_do_not() -> None:
     assert difference["mean"] == pytest.approx(0.2) and difference["ci95"][0] < 0.2 < difference["ci95"][1]
 
 
+def test_the_papers_ladder_has_verdicts() -> None:
+    outcome = made_up()["hard"]
+    for ranked in outcome["ranked"].values():
+        ranked |= {name: np.array([0.3, 0.31, 0.32]) - 0.02 * i for i, name in enumerate(study.LADDER)}
+    outcome["ranked"]["own"][study.TD] = np.array([0.0, 0.01, 0.02])
+    rows = studies.judged(study.claims({"tasks": {"ablations": outcome}}))
+    assert len(rows) == 2 * 6 and sum("figure 1" in row["published"] for row in rows) == 2 * 4
+    assert [row["claim"] for row in rows if row["verdict"] != studies.HOLDS] == [
+        f"ablations, own programs: {study.TD}, ranks better than {study.TD_MAX} (pass@1)"
+    ]
+
+
+@pytest.mark.parametrize("operator", ["conservative", "max"])
+def test_random_weights_know_the_model_by_its_choices_alone(operator: str, problems: list[Problem]) -> None:
+    """The frozen model, which a conservative operator asks, is the model; all else is as if there were none."""
+    shape = study.Shape(8, 1, 2, 2, 4, 8)
+    lm = model.make(model.Config(len(study.WORDS), 32, shape))
+    data = study.rows(problems, [study.expression(one) for one in problems], 32)
+    settings = dataclasses.replace(TINY, value_updates=0, updates=0)
+    learner = study._learnt(settings, lm, study.Variant("passed", operator, pretrained=False))
+    state = learner.learn(lm.init(jax.random.key(1)), ((data, 6), data), jax.random.key(0))
+    same = lambda one, other: np.array_equal(one["embedding"], other["embedding"])
+    assert same(state.target["policy"], lm.init(jax.random.key(1))) == (operator == "conservative")
+    assert same(state.params["value"]["lm"], state.params["policy"])
+    assert not same(state.params["policy"], lm.init(jax.random.key(1)))
+
+
 def test_figures_and_table(tmp_path: Path) -> None:
     tasks = made_up()
     study.draw(tmp_path, tasks)

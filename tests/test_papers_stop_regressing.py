@@ -117,6 +117,30 @@ def test_a_history_costs_what_the_errors_say() -> None:
     assert not any("history" in claim.claim for claim in study.claims(result))
 
 
+def test_errors_under_noise_have_verdicts() -> None:
+    """At the largest noise alone, and at rates of their own; returns may say something else."""
+    row = lambda error: {"error": {"each": np.array(error)}, "return": {"each": np.zeros(3)}}
+    by = {
+        "scalar": row([0.3, 0.31, 0.32]),
+        "hl_gauss": row([0.1, 0.12, 0.11]),
+        "two_hot": row([0.2, 0.2, 0.2]),
+    }
+    result = {
+        "noise": {f"{kind}, eta {eta:g}": by for kind in study.STICKY for eta in study.NOISES},
+        "rates": {**by, "scalar": row([0.1, 0.12, 0.11])},
+    }
+    verdicts = [
+        (claim["claim"].partition(": HL-Gauss has")[0], claim["verdict"])
+        for claim in studies.judged(study.claims(result))
+        if "smaller error" in claim["claim"]
+    ]
+    assert verdicts == [
+        ("four rooms, deterministic, eta 1, one learning rate", studies.HOLDS),
+        ("four rooms, sticky, eta 1, one learning rate", studies.HOLDS),
+        ("four rooms, sticky, eta 1, each at its own learning rate", studies.OPEN),
+    ]
+
+
 def test_an_unknown_part_is_refused() -> None:
     with pytest.raises(ValueError, match="--parts: toys is none of plasticity, noise, widths, rates"):
         study.run(study.Settings(parts="toys"))

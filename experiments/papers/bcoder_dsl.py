@@ -1,6 +1,7 @@
 """Do values rank programs better than simpler things do? B-Coder on programs that an imperfect writer taught a model.
 
     python -m experiments.papers.bcoder_dsl
+    python -m experiments.papers.bcoder_dsl --tasks=ablations --out=results/papers/bcoder_dsl/ablations
 
 The problems are those of `rl.programs.dsl`: a description in a few words, a program in one line, five unit tests that
 are really run. A small language model is trained on programs of a writer who confuses some things with others, always
@@ -19,7 +20,11 @@ others by log-probability. Programs are the model's *own*, or those of *another*
 *easy* is one map and one filter (280 problems, 56 of them held out): a check that the implementation is right. A
 prototype had shown that the controls do as well there, which is why *hard* exists: two of each, held-out compositions,
 and fewer than one program in twenty right, so that the graded rewards of programs that fail say something that
-fine-tuning throws away.
+fine-tuning throws away. *ablations* is hard again, with one thing changed at a time: the operator, no value stage, no
+language model to start from, and TD alone, with and without a model to start from; B-Coder is trained again beside
+them, so that all of a seed learn from the same programs and rank the same ones. Figure 1 of the paper is such a ladder,
+on APPS's training problems: the values of a dueling DQN become worse, a language model to start from helps, and the
+conservative operator helps further.
 
 Published are the algorithm and its ablations (Yu et al., ICLR 2024), on APPS; the tasks, the sizes and the controls are
 ours. alpha = 0.1 and the numbers of updates come from a prototype on easy that looked at seeds 0 to 2; the sizes, and
@@ -86,14 +91,24 @@ class Variant(NamedTuple):
     operator: str = "conservative"
     alpha: float = 0.1
     head: str = "scalar"
+    value_stage: bool = True
+    # Otherwise what learns starts with random weights. The frozen model that a conservative operator asks never does.
+    pretrained: bool = True
 
 
+_HARD = Task(
+    2,
+    dsl.Noise(misreading=0.4),
+    # The other writer confuses nothing, and slips and misreads more.
+    dsl.Noise(confusion=0.0, slips=0.4, misreading=0.55),
+    256,
+    64,
+    32,
+)
 TASKS = {
     "easy": Task(1, dsl.USUAL, dsl.Noise(confusion=0.0, misreading=0.3), 224, 56, 16),
-    # The other writer confuses nothing, and slips and misreads more.
-    "hard": Task(
-        2, dsl.Noise(misreading=0.4), dsl.Noise(confusion=0.0, slips=0.4, misreading=0.55), 256, 64, 32
-    ),
+    "hard": _HARD,
+    "ablations": _HARD,
 }
 BCODER, CODER_OF_PASSES = "B-Coder, ground truth", "B-Coder, passing programs"
 MODEL, SHARPENED, RFT, SFT = "the model itself", "the model, sharpened", "RFT", "SFT on ground truth"
@@ -111,7 +126,20 @@ ABLATIONS = {
     "TD only, conservative": Variant("nothing"),
     "TD only, max": Variant("nothing", "max"),
 }
-VARIANTS = {"easy": MAIN | ABLATIONS, "hard": MAIN}
+FROM_RANDOM, NO_VALUE_STAGE = "B-Coder, passing, random weights", "B-Coder, passing, no value stage"
+PASSING_SARSA, PASSING_MAX = "B-Coder, passing, sarsa", "B-Coder, passing, max"
+TD, TD_MAX, DUELING_DQN = "TD only, conservative", "TD only, max", "TD only, max, random weights"
+LADDER = {  # one thing changed, with the anchor and without
+    CODER_OF_PASSES: MAIN[CODER_OF_PASSES],
+    PASSING_MAX: ABLATIONS[PASSING_MAX],
+    PASSING_SARSA: ABLATIONS[PASSING_SARSA],
+    NO_VALUE_STAGE: Variant("passed", value_stage=False),
+    FROM_RANDOM: Variant("passed", pretrained=False),
+    TD: ABLATIONS[TD],
+    TD_MAX: ABLATIONS[TD_MAX],
+    DUELING_DQN: Variant("nothing", "max", pretrained=False),
+}
+VARIANTS = {"easy": MAIN | ABLATIONS, "hard": MAIN, "ablations": LADDER}
 CONTROLS = (MODEL, SHARPENED, RFT, SFT)
 
 
@@ -404,7 +432,7 @@ def _learnt(settings: Settings, lm: LM, variant: Variant) -> Learnt:
     config = bcoder.Config(
         alpha=variant.alpha,
         operator=variant.operator or "conservative",
-        value_updates=settings.value_updates,
+        value_updates=settings.value_updates if variant.value_stage else 0,
         advantage_weight=0.1 if anchored else 0.0,
         imitation_weight=0.5 if anchored else 0.0,
         value_learning_rate=settings.learning_rate,
@@ -414,14 +442,17 @@ def _learnt(settings: Settings, lm: LM, variant: Variant) -> Learnt:
 
     @jax.jit
     def learn(params: Params, data: Any, key: Key) -> State:
-        start = model.pretrained(lm, params)
+        start = model.pretrained(lm, params) if variant.pretrained else lm
         if cloning:
             learner = lm_bc.make(lm_bc.Config(settings.learning_rate, config.weight_decay), start, head)
         else:
             learner = bcoder.make(config, start, head)
-        updates = settings.updates + (0 if cloning else settings.value_updates)
+        updates = settings.updates + (0 if cloning else config.value_updates)
         epoch = train.scan_updates(learner.update, halves(settings.batch_size), updates)
-        return epoch(learner.init(key, data[0][0]), data, key)[0]
+        state = learner.init(key, data[0][0])
+        if not variant.pretrained and variant.operator == "conservative":
+            state = state._replace(target={**state.target, "policy": params})
+        return epoch(state, data, key)[0]
 
     if cloning:
         likelihood = _log_prob(lm)
@@ -453,9 +484,13 @@ def differences(ranked: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, Any
     """{whose programs: {learner: {control: pass@1 of the one minus that of the other, within seeds}}}."""
     return {
         who: {
-            name: {control: statistics.summary(rates[name] - rates[control]) for control in CONTROLS}
+            name: {
+                control: statistics.summary(rates[name] - rates[control])
+                for control in CONTROLS
+                if control in rates
+            }
             for name in rates
-            if name.startswith("B-Coder")
+            if name.startswith(("B-Coder", "TD"))
         }
         for who, rates in ranked.items()
     }
@@ -507,6 +542,28 @@ def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
             text = f"hard: one sample of {CODER_OF_PASSES}, solves more than one of {control} (difference)"
             gain = policies[CODER_OF_PASSES]["sampled"] - policies[control]["sampled"]
             yield studies.Claim(text, source, gain, studies.positive)
+    if outcome := result["tasks"].get("ablations"):
+        yield from _ladder_claims(outcome)
+
+
+def _ladder_claims(outcome: Mapping[str, Any]) -> Iterator[studies.Claim]:
+    """What the paper's figure 1 says helps, by pass@1 within seeds; with the anchor and without."""
+    figure = "B-Coder (Yu et al., ICLR 2024), figure 1, on APPS's training problems: "
+    model_helps, operator_helps = (
+        figure + "a language model to start from helps",
+        figure + "the conservative operator helps further",
+    )
+    for who, ranked in outcome["ranked"].items():
+        for better, worse, said in (
+            (TD_MAX, DUELING_DQN, model_helps),
+            (TD, TD_MAX, operator_helps),
+            (CODER_OF_PASSES, FROM_RANDOM, model_helps),
+            (CODER_OF_PASSES, PASSING_MAX, operator_helps),
+            (CODER_OF_PASSES, PASSING_SARSA, studies.OURS),
+            (CODER_OF_PASSES, NO_VALUE_STAGE, studies.OURS),
+        ):
+            text = f"ablations, {who} programs: {better}, ranks better than {worse} (pass@1)"
+            yield studies.Claim(text, said, ranked[better] - ranked[worse], studies.positive)
 
 
 def draw(folder: Path, outcomes: Mapping[str, Mapping[str, Any]]) -> None:
@@ -564,10 +621,11 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
         )
         yield "Pass@1 minus a control's, within seeds; bold where the interval leaves out 0:"
         over = functools.partial(studies.difference, style=".3f")
+        controls = [control for control in CONTROLS if control in outcome["ranked"]["own"]]
         yield studies.table(
-            ("programs of", "learner", *CONTROLS),
+            ("programs of", "learner", *controls),
             [
-                ("the model" if who == "own" else "another", ranker, *(over(by[c]) for c in CONTROLS))
+                ("the model" if who == "own" else "another", ranker, *(over(by[c]) for c in controls))
                 for who, differences in result["differences"][name].items()
                 for ranker, by in differences.items()
             ],
