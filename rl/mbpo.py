@@ -225,7 +225,7 @@ def replay(config: Config, learner: Learner, network: Ensemble, rhythm: Rhythm) 
         empty=empty,
         insert=lambda memory, rows: memory._replace(environment=ring.insert(memory.environment, rows)),
         split=lambda memory: (memory, None),
-        join=lambda memory, marks: memory,
+        join=lambda memory, priorities: memory,
         learn=online.reading_only(
             learner,
             source.whole_batches(of_environment, of_model, shares=shares),

@@ -245,9 +245,9 @@ def population(
 
     def epoch(state: State, dataset: Dataset, run_keys: Key) -> tuple[State, Report]:
         check(run_keys)
-        for made in jax.tree.leaves(dataset, is_leaf=_are_discounts):
-            if _are_discounts(made):
-                _check_discounts(config, hypers, dataclasses.asdict(made), "the data hold returns made")
+        for discounts in jax.tree.leaves(dataset, is_leaf=_are_discounts):
+            if _are_discounts(discounts):
+                _check_discounts(config, hypers, dataclasses.asdict(discounts), "the data hold returns made")
 
         def one(state: State, key: Key, hyper: Mapping[str, Array]) -> tuple[State, Report]:
             return scan_updates(learner(hyper).update, sample, steps)(state, dataset, key)

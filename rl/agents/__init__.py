@@ -170,7 +170,7 @@ def get(name: str) -> ModuleType:
             f"agent {name!r}: give a module by its name and not by its file, --agent={dots}, from the folder that its "
             "name starts in"
         )
-    if "." not in name and not _is_own(name):
+    if "." not in name and not _is_user_module(name):
         raise ValueError(f"unknown agent {name!r}: {_hint(name)}")
     module = _imported(name)
     if hasattr(module, "Config") and hasattr(module, "make"):
@@ -180,7 +180,7 @@ def get(name: str) -> ModuleType:
     raise ValueError(f"module {name!r} is no agent: it needs a Config and a make, as rl.agents.iql has")
 
 
-def _is_own(name: str) -> bool:
+def _is_user_module(name: str) -> bool:
     """Whether a name without dots is that of a module outside Python's own, some of which do things on import."""
     return (
         name.isidentifier() and name not in sys.stdlib_module_names and bool(importlib.util.find_spec(name))
