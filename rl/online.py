@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 
-from rl import acting, keys, nest, train
+from rl import acting, keys, masks, nest, train
 from rl.replay import chunks, demonstrations, frames, prioritised, ring, source
 from rl.replay import dataset as data
 from rl.types import Actor, Array, Key, Learner, Metrics, Spec, State, Transition
@@ -300,8 +300,7 @@ def relabelling(learner: Learner, view: View, capacity: int, batch_size: int, *,
         known = source.of_origin(data.sampler(logged)(dataset, log_key, step), source.LOGGED)
         share = demonstrations.count(memory) / (demonstrations.count(memory) + data.size(dataset))
         which = jax.random.uniform(choice_key, (logged,)) < share
-        pick = lambda x, y: jnp.where(which.reshape(-1, *(1,) * (x.ndim - 1)), x, y)
-        return jax.tree.map(pick, joined, known)
+        return masks.select_rows(which, joined, known)
 
     sample: source.Source = source.concatenated(demonstrated, newest) if logged else newest
     together = (lambda log, memory: ((log, memory), memory)) if logged else (lambda log, memory: memory)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from rl import acting
+from rl import acting, masks
 from rl.networks import diffusion, entity
 from rl.networks.layers import require_choices
 from rl.replay import goals
@@ -209,7 +209,7 @@ def pursuit(
         fresh = lambda pair, key: replan(state, pair[0], pair[1], key)
         group = max(1, AT_ONCE // config.candidates)
         subgoal = acting.refresh(due, fresh, sets, entities(memory.subgoal), key, at_once=group)
-        subgoal = acting.choose(over, goal, subgoal.reshape(goal.shape))
+        subgoal = masks.select_rows(over, goal, subgoal.reshape(goal.shape))
         return act(state, {**observation, GOAL: subgoal}, key), Memory(time + 1, subgoal)
 
     return Actor(start, step)
