@@ -27,9 +27,10 @@ from rl.agents.optimisers import Adam, Optimiser, build
 from rl.agents.state import augmented, descend, follow, require_ranges, start
 from rl.networks import mlp
 from rl.networks.base import ensemble
-from rl.networks.layers import OGBENCH, Architecture, require_choices
+from rl.networks.layers import OGBENCH, Architecture
 from rl.replay import goals
 from rl.replay.goals import GoalBatch, Hindsight
+from rl.settings import require_choices
 from rl.types import Array, Key, Learner, Metrics, Spec, State
 from rl.values.heads import ValueHead
 
@@ -105,7 +106,7 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
                 q=lambda action: smallest(state, toward, action),
                 advantage=lambda: smallest(state, toward, steps.action) - values(state, toward),
             )
-            return of_values + of_policy, measured | metrics
+            return of_values + of_policy, {**measured, **metrics}
 
         gradients, metrics = jax.grad(loss, has_aux=True)(state.params)
         state = descend(follow(state, config.target_rate), gradients, optimisers)

@@ -113,7 +113,7 @@ def learner(
             )
             values = lambda action: critics(state, batch.observation, action)
             policy_loss, of_policy = policy.loss(params, state, batch, key, values)
-            metrics |= {"advantage": advantage.mean(), **of_policy}
+            metrics = {**metrics, "advantage": advantage.mean(), **of_policy}
             return of_values + policy_loss, metrics
 
         gradients, metrics = jax.grad(loss, has_aux=True)(state.params)

@@ -133,7 +133,7 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
             chosen = policy.apply(params["policy"], batch.observation, key=key)
             log_prob = chosen.log_prob(batch.action)
             policy_loss = -(losses.awr_weight(advantage, config.temperature) * log_prob).mean()
-            metrics |= {"policy_loss": policy_loss, "advantage": advantage.mean()}
+            metrics = {**metrics, "policy_loss": policy_loss, "advantage": advantage.mean()}
             return of_values + policy_loss, metrics
 
         gradients, metrics = jax.grad(loss, has_aux=True)(state.params)
