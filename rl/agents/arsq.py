@@ -65,7 +65,8 @@ from rl.agents.state import (
     start,
 )
 from rl.networks.autoregressive import soft_dueling
-from rl.networks.layers import Architecture, require_choices
+from rl.networks.layers import Architecture
+from rl.settings import require_choices
 from rl.types import Array, Key, Learner, Metrics, Params, Spec, State, Transition
 from rl.values import bellman, coarse, heads, losses
 from rl.values.heads import ValueHead

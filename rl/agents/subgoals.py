@@ -16,9 +16,9 @@ import jax.numpy as jnp
 
 from rl import acting, masks
 from rl.networks import diffusion, entity
-from rl.networks.layers import require_choices
 from rl.replay import goals
 from rl.replay.goals import GOAL, OBSERVATION
+from rl.settings import require_choices
 from rl.types import Actor, Array, Key, Params, Spec, State
 from rl.values import losses
 

@@ -63,6 +63,18 @@ class ValueHead(NamedTuple):
     about: str = ""  # its name, size and support in words, for a checkpoint's card
 
 
+class HeadSettings(NamedTuple):
+    """The arguments of `make`."""
+
+    name: str
+    low: float
+    high: float
+    size: int
+    start: float | None = None
+    kappa: float = 1.0
+    sigma_ratio: float = SIGMA_RATIO
+
+
 def make(
     name: str,
     low: float | None = None,
