@@ -151,10 +151,10 @@ def in_turn(epoch: Callable[..., tuple[Carried, Report]]) -> Callable[..., tuple
 
     def run(stacked: Carried, *arguments: Any) -> tuple[Carried, Report]:
         def one(before: Carried, place: tuple[Any, ...]) -> tuple[Carried, Report]:
-            index, *own = place
+            index, *inputs = place
             # All start at the step that they share, which those before have counted on.
             start = jax.tree.map(_with_step, member(before, index), stacked, is_leaf=_is_state)
-            trained, report = epoch(start, *own)
+            trained, report = epoch(start, *inputs)
             put = lambda x, new: _put(x, index, new)
             return jax.tree.map(put, before, trained, is_leaf=_is_state), report
 
@@ -309,10 +309,10 @@ def _check_discounts(config: Any, swept: Container[str], given: Mapping[str, flo
                 f"a sweep of {name}: {batches} with {name}={value:g} for all runs: "
                 "train every value as a run of its own"
             )
-        own = getattr(config, name, value)
-        if own != value:
+        expected = getattr(config, name, value)
+        if expected != value:
             raise ValueError(
-                f"{batches} with {name}={value:g}, and the agent has {name}={own:g}: give both the same"
+                f"{batches} with {name}={value:g}, and the agent has {name}={expected:g}: give both the same"
             )
 
 
