@@ -39,6 +39,7 @@ from rl import agents, envs, evaluate, log
 from rl.agents import gcbc, hecrl
 from rl.envs.goals import TASKS
 from rl.networks import mlp
+from rl.settings import require_at_least_one
 from rl.types import Array, Key
 
 AGENTS = ("crl", "gcbc", "gciql", "gcivl", "hiql", "qrl", "hecrl")
@@ -107,9 +108,7 @@ def _subjects(settings: Settings) -> dict[str, tuple[cases.Subject, int]]:
     for flag in ("batches", "seeds"):
         if not getattr(settings, flag) or min(getattr(settings, flag)) < 1:
             raise ValueError(f"--{flag} needs numbers of at least 1")
-    for flag in ("repeats", "transitions"):
-        if getattr(settings, flag) < 1:
-            raise ValueError(f"--{flag}={getattr(settings, flag)} must be at least 1")
+    require_at_least_one(settings, "repeats", "transitions", prefix="--")
     if settings.updates < 0:
         raise ValueError(f"--updates={settings.updates} must not be negative")
     return {

@@ -48,6 +48,7 @@ from benchmarks import cases, coarse_peer, peers, proposals_peer, table
 from experiments import checks, flags
 from rl import agents, log
 from rl.replay.dataset import Dataset
+from rl.settings import require_at_least_one
 from rl.values import heads
 
 TORCH = {  # where an agent's update stands in PyTorch
@@ -184,9 +185,7 @@ def _check(settings: Settings) -> tuple[list[str], list[str]]:
     for grid in settings.grids.split(",") if settings.grids else ():
         if not re.fullmatch(r"\d+x\d+", grid):
             raise ValueError(f"--grids has {grid!r}: give levels x bins, as in 1x41,2x7,3x5")
-    for flag in ("batch_size", "repeats", "transitions"):
-        if getattr(settings, flag) < 1:
-            raise ValueError(f"--{flag}={getattr(settings, flag)} must be at least 1")
+    require_at_least_one(settings, "batch_size", "repeats", "transitions", prefix="--")
     if not settings.seeds or min(settings.seeds) < 1:
         raise ValueError("--seeds needs numbers of at least 1")
     if settings.updates < 0:

@@ -23,7 +23,7 @@ from rl.replay.dataset import Dataset
 from rl.replay.transform import Transform
 from rl.types import Actor, Learner, Spec, State
 from rl.values import heads
-from rl.values.heads import ValueHead
+from rl.values.heads import HeadSettings, ValueHead
 
 # Settings that there were once: runs that are identified by them keep them, and go on.
 FORMER = ("unroll",)
@@ -182,7 +182,8 @@ def value_head(settings: Any, bounds: tuple[float, float]) -> tuple[tuple[float,
     low, high = bounds
     low = low if math.isnan(settings.head_low) else settings.head_low
     high = high if math.isnan(settings.head_high) else settings.head_high
-    start = head_start(settings)
+    arguments = head_settings(settings, low, high)
+    start = arguments.start
     checks.head(settings)
     if heads.has_support(settings.head) and not (math.isfinite(low) and math.isfinite(high)):
         raise ValueError(
@@ -192,8 +193,13 @@ def value_head(settings: Any, bounds: tuple[float, float]) -> tuple[tuple[float,
     checks.support(settings, low, high)
     if start is not None and not low <= start <= high:
         raise ValueError(f"--head_start={start:g} lies outside the head's support, [{low:g}, {high:g}]")
+    return (low, high), heads.make(*arguments)
+
+
+def head_settings(settings: Head, low: float, high: float) -> HeadSettings:
+    """The arguments of the head that the flags of `Head` describe, for values from ``low`` to ``high``."""
     shape = settings.head_kappa, settings.head_sigma
-    return (low, high), heads.make(settings.head, low, high, settings.head_size, start, *shape)
+    return HeadSettings(settings.head, low, high, settings.head_size, head_start(settings), *shape)
 
 
 def head_start(settings: Head) -> float | None:

@@ -58,7 +58,7 @@ from rl import data, exported, keys, lifecycle, log, shard, statistics, train
 from rl.agents import bcoder
 from rl.data import dialogues
 from rl.envs import text
-from rl.exported import AGENTS, HeadSettings
+from rl.exported import AGENTS
 from rl.language import adapters, model, pretrained, ranking, reading, speak
 from rl.language.model import LM
 from rl.programs.kernel import MIB
@@ -176,9 +176,7 @@ def export(settings: Settings, config: Any, task: Task, state: State, folder: Pa
     if not shard.is_main():
         return
     state = state if task.base is None else adapters.merged(state)
-    shape = settings.head_kappa, settings.head_sigma
-    start = common.head_start(settings)
-    head = HeadSettings(settings.head, *task.support, settings.head_size, start, *shape)
+    head = common.head_settings(settings, *task.support)
     about = {"log": settings.log or settings.environment, "updates": settings.updates}
     stop = task.words.stop
     exported.save(

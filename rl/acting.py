@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rl import nest
+from rl import masks, nest
 from rl.types import Actor, Array, Key, Learner, Spec, State
 
 
@@ -64,7 +64,7 @@ def resetting(actor: Actor) -> Actor:
     """``actor`` with its memory back at the start wherever an episode starts, whether it looks at ``first`` or not."""
 
     def act(state: Any, memory: Any, observation: Any, first: Array, key: Key) -> tuple[Array, Any]:
-        memory = choose(first, actor.start(state, observation), memory)
+        memory = masks.select_rows(first, actor.start(state, observation), memory)
         return actor.act(state, memory, observation, first, key)
 
     return actor._replace(act=act)
@@ -93,7 +93,7 @@ def refresh(
     def refreshed(row: tuple[Array, Any, Any, Key]) -> Any:
         due, inputs, held, key = row
         fresh = jax.lax.cond(_any(due), lambda: compute(inputs, key), lambda: held)
-        return choose(due, fresh, held)
+        return masks.select_rows(due, fresh, held)
 
     groups = -(-count // at_once)
     group = -(-count // groups)
@@ -147,6 +147,11 @@ def without_optimiser(state: State) -> State:
     return state._replace(optimiser={})
 
 
+def at_targets(state: State) -> State:
+    """A state whose networks are its target networks, where it has any."""
+    return state._replace(params={**state.params, **state.target})
+
+
 def over_seeds(actor: Actor, states: State | int) -> Actor:
     """``actor`` of stacked states: everything it takes and gives has one more axis in front, over seeds.
 
@@ -163,15 +168,6 @@ def observing(actor: Actor, see: Callable[[Any], Any]) -> Actor:
         lambda state, observation: actor.start(state, see(observation)),
         lambda state, memory, observation, first, key: actor.act(state, memory, see(observation), first, key),
     )
-
-
-def choose(where: Array, one: Any, other: Any) -> Any:
-    """The rows of ``one`` ``where`` [...], else those of ``other``: pytrees of leaves [..., *any]."""
-
-    def pick(x: Array, y: Array) -> Array:
-        return jnp.where(where.reshape(where.shape + (1,) * (y.ndim - where.ndim)), x, y)
-
-    return jax.tree.map(pick, one, other)
 
 
 @jax.custom_batching.custom_vmap

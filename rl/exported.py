@@ -29,7 +29,7 @@ from rl.language.weights import WeightsError
 from rl.log import read_json, replacing, write_json
 from rl.types import Params, State, TokenBatch
 from rl.values import heads
-from rl.values.heads import ValueHead
+from rl.values.heads import HeadSettings, ValueHead
 
 AGENTS: Mapping[str, ModuleType] = MappingProxyType({"bcoder": bcoder, "ilql": ilql, "lm_bc": lm_bc})
 CARD, VALUES = "values.json", "values.safetensors"
@@ -39,18 +39,6 @@ _KEPT = {
     "ilql": (("trunk", "v"), ("trunk", "q")),
     "lm_bc": ((), ()),
 }
-
-
-class HeadSettings(NamedTuple):
-    """The arguments of `rl.values.heads.make`."""
-
-    name: str
-    low: float
-    high: float
-    size: int
-    start: float | None = None
-    kappa: float = 1.0
-    sigma_ratio: float = heads.SIGMA_RATIO
 
 
 class Exported(NamedTuple):

@@ -123,7 +123,7 @@ def begin(run: Run, tree: Mapping[str, Any]) -> Start:
     identity = {**run.card, "versions": versions()}
     there = checkpoint.steps(run.folder / CHECKPOINTS)
     if not there:
-        _check_own(run)
+        _check_folder(run)
     earlier = None
     if not run.overwrite:
         like = {**tree, "seconds": np.zeros(())}
@@ -154,7 +154,7 @@ def _check_same(run: Run) -> None:
         )
 
 
-def _check_own(run: Run) -> None:
+def _check_folder(run: Run) -> None:
     """Raises CheckpointError if the folder has files that this run would replace, and that no run wrote."""
     if log.is_config(run.folder / log.CONFIG):
         return

@@ -48,6 +48,7 @@ from rl.dynamics.termination import Rule
 from rl.interaction import Retraining
 from rl.online import Carry, Replay
 from rl.replay import ring, source
+from rl.settings import require_at_least_one
 from rl.types import Array, Key, Learner, Metrics, State, Transition
 
 # (stacked state [S] of the learners, environment steps since learning began) -> context of the model's loss, [S]
@@ -225,7 +226,7 @@ def replay(config: Config, learner: Learner, network: Ensemble, rhythm: Rhythm) 
         empty=empty,
         insert=lambda memory, rows: memory._replace(environment=ring.insert(memory.environment, rows)),
         split=lambda memory: (memory, None),
-        join=lambda memory, marks: memory,
+        join=lambda memory, priorities: memory,
         learn=online.reading_only(
             learner,
             source.whole_batches(of_environment, of_model, shares=shares),
@@ -368,9 +369,7 @@ def longest(config: Config) -> int:
 
 def check(config: Config) -> None:
     """Raises ValueError, naming the field, on settings without sense."""
-    for name in ("replay", "batch_size", "retrain_every", "rollouts", "model_replay"):
-        if getattr(config, name) < 1:
-            raise ValueError(f"{name}={getattr(config, name)} must be at least 1")
+    require_at_least_one(config, "replay", "batch_size", "retrain_every", "rollouts", "model_replay")
     for name in ("rollout_length", "model_share"):
         schedule: Schedule = getattr(config, name)
         if schedule.end < schedule.start:

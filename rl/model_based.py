@@ -44,6 +44,7 @@ from rl.dynamics.termination import Rule
 from rl.replay import dataset as replay
 from rl.replay import ring, source
 from rl.replay.dataset import Dataset
+from rl.settings import require_at_least_one
 from rl.types import Array, Key, Learner, Metrics, Spec, State, Transition
 
 PENALTIES = (*UNCERTAINTY, "bellman")
@@ -382,9 +383,7 @@ def _correlation(x: Array, y: Array, where: Array) -> Array:
 
 def _check(config: Config) -> None:
     """Raises ValueError, naming the field, on settings without sense."""
-    for name in ("rollouts", "length", "retain", "updates", "batch_size"):
-        if getattr(config, name) < 1:
-            raise ValueError(f"{name}={getattr(config, name)} must be at least 1")
+    require_at_least_one(config, "rollouts", "length", "retain", "updates", "batch_size")
     if not 0 <= config.real <= 1:
         raise ValueError(f"real={config.real} must be a share between 0 and 1")
     if config.uncertainty and config.uncertainty not in PENALTIES:

@@ -18,12 +18,12 @@ from typing import Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 
-from rl import acting, keys, nest, train
+from rl import acting, keys, masks, nest, train
 from rl.replay import chunks, demonstrations, frames, prioritised, ring, source
 from rl.replay import dataset as data
 from rl.types import Actor, Array, Key, Learner, Metrics, Spec, State, Transition
 
-# (state, rows, marks, logged data or None, key) -> state, marks, report
+# (state, rows, priorities, logged data or None, key) -> state, priorities, report
 Learn = Callable[[State, Any, Any, Any, Key], tuple[State, Any, train.Report]]
 
 
@@ -32,9 +32,9 @@ class Replay(NamedTuple):
 
     empty: Callable[[ring.Row], Any]  # one row, for shapes -> memory
     insert: Callable[[Any, ring.Row], Any]  # memory, rows [N] -> memory
-    # memory -> rows, which updates only read; marks, which they change
+    # memory -> rows, which updates only read; priorities, which they change; None: there are none
     split: Callable[[Any], tuple[Any, Any]]
-    join: Callable[[Any, Any], Any]  # rows, marks -> memory
+    join: Callable[[Any, Any], Any]  # rows, priorities -> memory
     learn: Callable[[int], Learn]  # how many updates -> these updates
     axes: Any  # of the memory over seeds
     # memory, lengths [N] -> memory: this many of the newest rows of each environment are demonstrations from now on
@@ -89,11 +89,11 @@ class Loop(NamedTuple):
 class View(NamedTuple):
     """How rows are kept, and read as transitions."""
 
-    keep: Callable[[ring.Row], Any]  # rows as the learner sees them -> as they are kept
+    encode: Callable[[ring.Row], Any]  # rows as the learner sees them -> as they are kept
     draw: Callable[[ring.Ring, Key, int], Array]  # -> slots [B]
     transitions: Callable[[ring.Ring, Array], Transition]  # slots [B] -> [B]
-    wait: int  # rows that must come after one before it can be read
-    spare: int  # how many of the oldest rows cannot be read
+    lookahead: int  # rows that must come after one before it can be read
+    lookback: int  # how many of the oldest rows cannot be read
     chunk: int = 1  # actions in each transition
     environments: int = 1  # whose rows come in turn: the next step of an episode is so many rows later
     logged: Callable[[int], source.Source] = data.sampler  # how many -> the source of logged rows like these
@@ -113,11 +113,11 @@ def steps(n: int = 1, discount: float | None = None, environments: int = 1) -> V
     """
     gamma = _gamma(n, discount)
     return View(
-        keep=lambda row: row,
+        encode=lambda row: row,
         draw=ring.draw,
         transitions=lambda memory, slots: ring.transitions(memory, slots, n, gamma, environments),
-        wait=0,
-        spare=0,
+        lookahead=0,
+        lookback=0,
         environments=environments,
     )
 
@@ -171,11 +171,11 @@ def stacked_frames(depth: int, n: int = 1, discount: float | None = None, enviro
     """
     gamma = _gamma(n, discount)
     return View(
-        keep=lambda row: frames.compress(row, depth),
+        encode=lambda row: frames.compress(row, depth),
         draw=lambda memory, key, size: frames.draw(memory, key, size, depth, n, environments),
         transitions=lambda memory, slots: frames.transitions(memory, slots, depth, n, gamma, environments),
-        wait=environments * n,
-        spare=environments * depth,
+        lookahead=environments * n,
+        lookback=environments * depth,
         environments=environments,
     )
 
@@ -219,10 +219,10 @@ def _read_only(
       together: (logged data or None, memory) -> the data of ``sample``.
     """
     return Replay(
-        empty=lambda row: kind.empty(view.keep(row), capacity),
-        insert=lambda memory, rows: kind.insert(memory, view.keep(rows)),
+        empty=lambda row: kind.empty(view.encode(row), capacity),
+        insert=lambda memory, rows: kind.insert(memory, view.encode(rows)),
         split=lambda memory: (memory, None),
-        join=lambda memory, marks: memory,
+        join=lambda memory, priorities: memory,
         learn=reading_only(learner, sample, together),
         axes=kind.STACKED,
         chunk=view.chunk,
@@ -245,10 +245,10 @@ def reading_only(
         epoch = train.scan_updates(learner.update, sample, updates)
 
         def run(
-            state: State, memory: Any, marks: None, log: Any, key: Key
+            state: State, memory: Any, priorities: None, log: Any, key: Key
         ) -> tuple[State, None, train.Report]:
             state, report = epoch(state, together(log, memory), key)
-            return state, marks, report
+            return state, priorities, report
 
         return run
 
@@ -282,7 +282,7 @@ def relabelling(learner: Learner, view: View, capacity: int, batch_size: int, *,
     """
     if view.chunk > 1:
         raise ValueError("demonstrations that join are drawn as single steps, not in chunks of actions")
-    if view.wait:
+    if view.lookahead:
         raise ValueError("steps kept as single video frames cannot join the demonstrations: keep whole steps")
 
     def marked(memory: demonstrations.Memory, slots: Array) -> Transition:
@@ -300,8 +300,7 @@ def relabelling(learner: Learner, view: View, capacity: int, batch_size: int, *,
         known = source.of_origin(data.sampler(logged)(dataset, log_key, step), source.LOGGED)
         share = demonstrations.count(memory) / (demonstrations.count(memory) + data.size(dataset))
         which = jax.random.uniform(choice_key, (logged,)) < share
-        pick = lambda x, y: jnp.where(which.reshape(-1, *(1,) * (x.ndim - 1)), x, y)
-        return jax.tree.map(pick, joined, known)
+        return masks.select_rows(which, joined, known)
 
     sample: source.Source = source.concatenated(demonstrated, newest) if logged else newest
     together = (lambda log, memory: ((log, memory), memory)) if logged else (lambda log, memory: memory)
@@ -345,23 +344,25 @@ def prioritised_memory(
 
     def learn(updates: int) -> Learn:
         # The update draws by itself, since the one before it has changed the priorities.
-        whole: Any = lambda memory, key, step: (memory, key)
-        epoch: Any = train.scan_updates(cast(Any, update), whole, updates)
+        data_and_key: Any = lambda memory, key, step: (memory, key)
+        epoch: Any = train.scan_updates(cast(Any, update), data_and_key, updates)
 
         def run(
-            state: State, rows: ring.Ring, marks: Any, log: Any, key: Key
+            state: State, rows: ring.Ring, priorities: Any, log: Any, key: Key
         ) -> tuple[State, Any, train.Report]:
             del log
-            after, report = epoch(_Prioritised(state, *marks), rows, key)
+            after, report = epoch(_Prioritised(state, *priorities), rows, key)
             return after.state, (after.tree, after.highest), report
 
         return run
 
     return Replay(
-        empty=lambda row: prioritised.empty(view.keep(row), capacity),
-        insert=lambda memory, rows: prioritised.insert(memory, view.keep(rows), view.wait, view.spare),
+        empty=lambda row: prioritised.empty(view.encode(row), capacity),
+        insert=lambda memory, rows: prioritised.insert(
+            memory, view.encode(rows), view.lookahead, view.lookback
+        ),
         split=lambda memory: (memory.ring, (memory.tree, memory.highest)),
-        join=lambda rows, marks: prioritised.Memory(rows, *marks),
+        join=lambda rows, priorities: prioritised.Memory(rows, *priorities),
         learn=learn,
         axes=prioritised.STACKED,
         environments=view.environments,
@@ -411,22 +412,22 @@ def loop(
         return _store(replay, memory, seen, action, first, outcome)
 
     def learn(
-        carry: Carry, marks: Any, rows: Any, logged: Any, updates: int, random: bool
+        carry: Carry, priorities: Any, rows: Any, logged: Any, updates: int, random: bool
     ) -> tuple[Carry, Any, Array]:
         if updates:
-            carry, marks = _update(replay, run_keys, carry, marks, rows, logged, updates)
+            carry, priorities = _update(replay, run_keys, carry, priorities, rows, logged, updates)
         carry, action = act(carry, random)
-        return carry, marks, action
+        return carry, priorities, action
 
     store_in_place = jax.jit(store, donate_argnums=0)
     learn_from = jax.jit(learn, static_argnums=(4, 5), donate_argnums=(0, 1))
 
     def step(carry: Carry, outcome: Step, logged: Any, updates: int, random: bool) -> tuple[Carry, Array]:
         memory, seen, first = store_in_place(carry.memory, carry.seen, carry.action, carry.first, outcome)
-        rows, marks = replay.split(memory)
+        rows, priorities = replay.split(memory)
         carry = carry._replace(memory=None, seen=seen, first=first)
-        carry, marks, action = learn_from(carry, marks, rows, logged, updates, random)
-        return carry._replace(memory=replay.join(rows, marks)), action
+        carry, priorities, action = learn_from(carry, priorities, rows, logged, updates, random)
+        return carry._replace(memory=replay.join(rows, priorities)), action
 
     mark: Any = replay.relabel and jax.jit(
         jax.vmap(replay.relabel, (replay.axes, 0), replay.axes), donate_argnums=0
@@ -507,14 +508,14 @@ def _store(
 
 
 def _update(
-    replay: Replay, run_keys: Key, carry: Carry, marks: Any, rows: Any, logged: Any, updates: int
+    replay: Replay, run_keys: Key, carry: Carry, priorities: Any, rows: Any, logged: Any, updates: int
 ) -> tuple[Carry, Any]:
-    """Carry and marks of the memory after this many ``updates``."""
+    """Carry and priorities of the memory after this many ``updates``."""
     axes = replay.split(replay.axes)
-    state, marks, report = jax.vmap(
+    state, priorities, report = jax.vmap(
         replay.learn(updates), (train.STACKED, *axes, None, 0), (train.STACKED, axes[1], 0)
-    )(carry.state, rows, marks, logged, run_keys)
-    return carry._replace(state=state, tally=_count(carry.tally, report)), marks
+    )(carry.state, rows, priorities, logged, run_keys)
+    return carry._replace(state=state, tally=_count(carry.tally, report)), priorities
 
 
 def example(spec: Spec, observation_type: Any = jnp.float32) -> Transition:

@@ -151,10 +151,10 @@ def in_turn(epoch: Callable[..., tuple[Carried, Report]]) -> Callable[..., tuple
 
     def run(stacked: Carried, *arguments: Any) -> tuple[Carried, Report]:
         def one(before: Carried, place: tuple[Any, ...]) -> tuple[Carried, Report]:
-            index, *own = place
+            index, *inputs = place
             # All start at the step that they share, which those before have counted on.
             start = jax.tree.map(_with_step, member(before, index), stacked, is_leaf=_is_state)
-            trained, report = epoch(start, *own)
+            trained, report = epoch(start, *inputs)
             put = lambda x, new: _put(x, index, new)
             return jax.tree.map(put, before, trained, is_leaf=_is_state), report
 
@@ -245,9 +245,9 @@ def population(
 
     def epoch(state: State, dataset: Dataset, run_keys: Key) -> tuple[State, Report]:
         check(run_keys)
-        for made in jax.tree.leaves(dataset, is_leaf=_are_discounts):
-            if _are_discounts(made):
-                _check_discounts(config, hypers, dataclasses.asdict(made), "the data hold returns made")
+        for discounts in jax.tree.leaves(dataset, is_leaf=_are_discounts):
+            if _are_discounts(discounts):
+                _check_discounts(config, hypers, dataclasses.asdict(discounts), "the data hold returns made")
 
         def one(state: State, key: Key, hyper: Mapping[str, Array]) -> tuple[State, Report]:
             return scan_updates(learner(hyper).update, sample, steps)(state, dataset, key)
@@ -309,10 +309,10 @@ def _check_discounts(config: Any, swept: Container[str], given: Mapping[str, flo
                 f"a sweep of {name}: {batches} with {name}={value:g} for all runs: "
                 "train every value as a run of its own"
             )
-        own = getattr(config, name, value)
-        if own != value:
+        expected = getattr(config, name, value)
+        if expected != value:
             raise ValueError(
-                f"{batches} with {name}={value:g}, and the agent has {name}={own:g}: give both the same"
+                f"{batches} with {name}={value:g}, and the agent has {name}={expected:g}: give both the same"
             )
 
 

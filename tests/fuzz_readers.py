@@ -703,7 +703,7 @@ MODELS: dict[str, Mutate] = {
 def agent_parts() -> tuple[Any, Any]:
     """What an exported agent has beside its policy: the card, and the values."""
     config, _ = small_model()
-    lm, head = model.make(config), exported.HeadSettings("scalar", 0.0, 1.0, 101)
+    lm, head = model.make(config), heads.HeadSettings("scalar", 0.0, 1.0, 101)
     learner = ilql.make(ilql.Config(), lm, heads.make(*head))
     shapes = jax.eval_shape(learner.init, jax.random.key(0), None)
     like = exported._parts("ilql", shapes)

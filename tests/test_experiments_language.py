@@ -36,6 +36,7 @@ from rl.networks.transformer import Shape
 from rl.programs.pool import Limits, Pool
 from rl.programs.problems import read_apps
 from rl.types import State
+from rl.values.heads import HeadSettings
 
 OWN = {
     "bcoder": {"value_updates": 2, "inner": 8},
@@ -266,7 +267,7 @@ def test_an_export_says_which_token_ends_an_answer_if_the_model_does_not(files: 
     """A game's actions end with a line, where ``generate`` of transformers would go on."""
     base = pretrained.load(files / "model")
     state = State({"policy": base.params}, {}, {}, jnp.zeros(()))
-    head = exported.HeadSettings("scalar", 0.0, 1.0, 1)
+    head = HeadSettings("scalar", 0.0, 1.0, 1)
     for stop, line in (("\n", f"eos_token_id=[0, {base.tokenizer.token_to_id(chr(10))}]"), ("<end>", "")):
         exported.save(tmp_path, "lm_bc", lm_bc.Config(), head, base, state, stop=stop)
         card = (tmp_path / "README.md").read_text()

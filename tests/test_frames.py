@@ -144,7 +144,7 @@ def test_the_view_of_an_online_run_reads_as_many_environments_as_it_has() -> Non
         return (slots, both[0]), (same, both[1])
 
     jax.tree.map(np.testing.assert_array_equal, *read())
-    assert (view.wait, view.spare) == (2 * 3, 2 * DEPTH)
+    assert (view.lookahead, view.lookback) == (2 * 3, 2 * DEPTH)
 
 
 @pytest.mark.parametrize(("depth", "channels"), [(4, 1), (3, 3)])

@@ -18,7 +18,7 @@ import pytest
 from test_agents import HIGH, LOW, SIZE, descend, float64, numpy_head, smallest
 
 from rl import acting
-from rl.agents import hecrl
+from rl.agents import hecrl, subgoals
 from rl.agents.optimisers import Adam
 from rl.networks import entity
 from rl.networks.base import Network
@@ -177,13 +177,13 @@ def test_selection(settings: Any, near: Any, at_once: float, index: int | None, 
         jnp.array([[-5.0, -4.0, -6.0], FAR]),
         jnp.array([-60.0, at_once]),
     )
-    candidate, whether = hecrl.select(config, *rows, KEY)
+    candidate, whether = subgoals.select(config, *rows, KEY)
     assert (candidate[0], whether[0]) == (1, False)
     assert whether[1] == is_goal and index in (None, candidate[1])
 
 
 def test_a_random_choice_is_among_all_that_are_feasible() -> None:
-    choose = lambda key: hecrl.select(
+    choose = lambda key: subgoals.select(
         hecrl.Config(choice="random"), jnp.array([*NEAR, 0.0]), jnp.array([*FAR, -9.0]), jnp.array(-60.0), key
     )
     index, is_goal = jax.vmap(choose)(jax.random.split(KEY, 300))
@@ -210,7 +210,7 @@ def by_hand(*_: Any) -> hecrl.Networks:
         value=Network(lambda *_: {}, lambda params, s, g: values(s, g)[..., None]),
         critic=linear(1),
         policy=Network(lambda *_: {}, lambda params, s, g: jnp.tanh(g.mean(-2) - s.mean(-2))),
-        proposal=hecrl.Proposal(lambda *_: {}, lambda *_: 0, draw),
+        proposal=subgoals.Proposal(lambda *_: {}, lambda *_: 0, draw),
     )
 
 
@@ -235,7 +235,7 @@ def test_subgoals_hold_are_replaced_run_out_and_start_anew_in_every_environment(
 ) -> None:
     """Four environments, whose episodes end at different times and whose goals differ in how far they are."""
     monkeypatch.setattr(hecrl, "networks", by_hand)
-    monkeypatch.setattr(hecrl, "AT_ONCE", 2 * len(SHARES))  # two groups
+    monkeypatch.setattr(subgoals, "AT_ONCE", 2 * len(SHARES))  # two groups
     spec = goals.conditioned_spec(Spec((COUNT, FEATURES), FEATURES))
     of = hecrl.make(hecrl.Config(**PLAY), spec, heads.scalar())
     actor, subgoal = of.actor, of.subgoal
@@ -269,7 +269,7 @@ def test_planning_waits_until_it_is_due_and_takes_no_more_memory_for_more_enviro
 ) -> None:
     """Of a population of seeds; traced, not compiled."""
     monkeypatch.setattr(hecrl, "networks", by_hand)
-    monkeypatch.setattr(hecrl, "AT_ONCE", 10 * len(SHARES))
+    monkeypatch.setattr(subgoals, "AT_ONCE", 10 * len(SHARES))
     spec = goals.conditioned_spec(Spec((COUNT, FEATURES), FEATURES))
     learner = hecrl.make(hecrl.Config(**PLAY), spec, heads.scalar())
     assert learner.actor is not None
@@ -293,7 +293,7 @@ def test_planning_waits_until_it_is_due_and_takes_no_more_memory_for_more_enviro
 def test_candidates_keep_the_ids_of_the_entities() -> None:
     config = hecrl.Config(candidates=5, diffusion_steps=2, ids=3, network=TINY)
     s = entity.with_ids(jnp.zeros((2, COUNT, FEATURES)), jnp.array([0, 2, 1]), 3)
-    proposal = hecrl.by_diffusion(config, FEATURES + 3)
+    proposal = subgoals.by_diffusion(config, FEATURES + 3)
     draw = jax.jit(lambda: proposal.draw(proposal.init(KEY, s, s), s, s, KEY))
     candidates = draw()
     assert candidates.shape == (2, 5, COUNT, FEATURES + 3)
@@ -311,7 +311,7 @@ def test_regressed_subgoals_keep_ids_and_may_be_compared_as_sets(monkeypatch: py
     by_sets = hecrl.Config(subgoals="awr", awr_error="chamfer", awr_temperature=2.0)
     whole = moved(params, s, g)
     for config in (by_sets, dataclasses.replace(by_sets, awr_error="squared", ids=FEATURES)):
-        proposal = hecrl.by_regression(config, 2 * FEATURES)
+        proposal = subgoals.by_regression(config, 2 * FEATURES)
         drawn = np.array(proposal.draw(params, s, g, KEY))
         expected = np.concatenate([whole[..., :FEATURES], s[..., FEATURES:]], -1) if config.ids else whole
         np.testing.assert_allclose(drawn, expected[:, None], rtol=1e-5)

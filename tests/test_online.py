@@ -243,7 +243,7 @@ def test_a_view_of_another_number_of_environments_is_refused(view: compiled.View
         compiled.uniform(learner, view, 10, 4),
         compiled.prioritised_memory(learner, view, 10, 4, 0.5, 0.5),
     ]
-    if view.chunk == 1 and not view.wait:
+    if view.chunk == 1 and not view.lookahead:
         replays.append(compiled.relabelling(learner, view, 10, 4))
     for kept in replays:
         with pytest.raises(

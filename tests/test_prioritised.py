@@ -118,25 +118,27 @@ def test_weights_undo_the_bias_of_the_draws() -> None:
     np.testing.assert_array_equal(WEIGHTS(memory, slots, 0.0), np.ones(100_000))
 
 
-@pytest.mark.parametrize(("wait", "spare"), [(0, 0), (4, 0), (2, 6), (4, 4)])
-def test_new_rows_come_first_and_only_those_that_can_be_read_come_at_all(wait: int, spare: int) -> None:
+@pytest.mark.parametrize(("lookahead", "lookback"), [(0, 0), (4, 0), (2, 6), (4, 4)])
+def test_new_rows_come_first_and_only_those_that_can_be_read_come_at_all(
+    lookahead: int, lookback: int
+) -> None:
     capacity, block = 17, 2
     memory, stored = prioritised.empty(NUMBER, capacity), deque(maxlen=capacity)
     for time in range(25):
         rows = np.float32(block * time + np.arange(block))
-        memory = INSERT(memory, rows, wait, spare)
+        memory = INSERT(memory, rows, lookahead, lookback)
         stored.extend(rows)
         drawn = np.asarray(memory.ring.rows)[np.asarray(DRAW(memory.tree, KEY, 500))] if time > 5 else []
-        allowed = set(list(stored)[: len(stored) - wait])
+        allowed = set(list(stored)[: len(stored) - lookahead])
         if len(stored) == capacity:
-            allowed &= set(list(stored)[spare:])
+            allowed &= set(list(stored)[lookback:])
         assert set(drawn) <= allowed
-        if len(stored) == capacity or not spare:
+        if len(stored) == capacity or not lookback:
             assert time <= 5 or set(drawn) == allowed
     memory = UPDATE(memory, np.array([3]), np.float32([7.0]))
     memory = UPDATE(memory, np.array([4]), np.float32([2.0]))  # the highest so far, not the last
-    memory = INSERT(memory, np.zeros(block, np.float32), wait, spare)
-    new = (int(memory.ring.head) - 1 - wait - np.arange(block)) % capacity
+    memory = INSERT(memory, np.zeros(block, np.float32), lookahead, lookback)
+    new = (int(memory.ring.head) - 1 - lookahead - np.arange(block)) % capacity
     assert (np.asarray(PRIORITIES(memory.tree, new)) == 7).all()
 
 

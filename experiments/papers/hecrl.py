@@ -35,7 +35,7 @@ from scipy import stats
 
 from experiments import studies
 from rl import plot, statistics
-from rl.agents import gcivl, hecrl
+from rl.agents import gcivl, hecrl, subgoals
 from rl.envs import movers
 from rl.networks import diffusion, entity
 from rl.networks.base import ensemble
@@ -223,7 +223,7 @@ def model_config(settings: Settings) -> hecrl.Config:
     )
 
 
-def by_same_network(config: hecrl.Config, features: int) -> hecrl.Proposal:
+def by_same_network(config: hecrl.Config, features: int) -> subgoals.Proposal:
     """The mean, by the diffusion model's network, to which the present entities are shown in place of noisy ones."""
     network, free = entity.denoiser(features, config.network), jnp.arange(features) < features - config.ids
 
@@ -234,16 +234,16 @@ def by_same_network(config: hecrl.Config, features: int) -> hecrl.Proposal:
         del key, advantage
         return jnp.square(mean(params, s, g) - w).mean((-2, -1))
 
-    return hecrl.Proposal(
+    return subgoals.Proposal(
         lambda key, s, g: network.init(key, s, jnp.zeros(()), s, g),
         loss,
         lambda params, s, g, key: mean(params, s, g)[..., None, :, :],
     )
 
 
-PROPOSALS: dict[str, Callable[[hecrl.Config, int], hecrl.Proposal]] = {
-    DIFFUSION: hecrl.by_diffusion,
-    REGRESSION: hecrl.by_regression,
+PROPOSALS: dict[str, Callable[[hecrl.Config, int], subgoals.Proposal]] = {
+    DIFFUSION: subgoals.by_diffusion,
+    REGRESSION: subgoals.by_regression,
     SAME: by_same_network,
 }
 
@@ -384,7 +384,7 @@ def gained(settings: Settings, queries: Questions, answers: Answers, radius: Arr
     reach; ``goal``: the share that are the goal itself.
     """
     config = hecrl.Config(radius=radius, candidates=settings.candidates)
-    index, is_goal = hecrl.select(config, answers.near, answers.far, answers.value, jax.random.key(0))
+    index, is_goal = subgoals.select(config, answers.near, answers.far, answers.value, jax.random.key(0))
     pick = lambda x: jnp.take_along_axis(x, index[:, None], 1)[:, 0]
     away = jnp.where(is_goal, queries.steps, pick(queries.near))
     left = jnp.where(is_goal, 0.0, pick(queries.far))

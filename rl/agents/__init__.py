@@ -40,7 +40,6 @@ A head of one's own says ``UNBOUNDED = True`` on its function if it has no suppo
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 import math
@@ -74,6 +73,7 @@ from rl.agents import (
     td3,
     td3_bc,
 )
+from rl.settings import did_you_mean
 from rl.types import Spec, Transition
 
 AGENTS: dict[str, ModuleType] = {
@@ -170,7 +170,7 @@ def get(name: str) -> ModuleType:
             f"agent {name!r}: give a module by its name and not by its file, --agent={dots}, from the folder that its "
             "name starts in"
         )
-    if "." not in name and not _is_own(name):
+    if "." not in name and not _is_user_module(name):
         raise ValueError(f"unknown agent {name!r}: {_hint(name)}")
     module = _imported(name)
     if hasattr(module, "Config") and hasattr(module, "make"):
@@ -180,7 +180,7 @@ def get(name: str) -> ModuleType:
     raise ValueError(f"module {name!r} is no agent: it needs a Config and a make, as rl.agents.iql has")
 
 
-def _is_own(name: str) -> bool:
+def _is_user_module(name: str) -> bool:
     """Whether a name without dots is that of a module outside Python's own, some of which do things on import."""
     return (
         name.isidentifier() and name not in sys.stdlib_module_names and bool(importlib.util.find_spec(name))
@@ -195,8 +195,7 @@ def _imported(name: str) -> ModuleType:
             f"{error.name}."
         ):  # something that the agent imports
             raise
-        near = difflib.get_close_matches(name, _beside(name), n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
+        hint = did_you_mean(name, _beside(name))
         raise ModuleNotFoundError(
             f"{error}: {hint}--agent={name} is looked for from the current folder and in the Python path",
             name=error.name,
@@ -220,8 +219,7 @@ def _hint(name: str) -> str:
             script == "model_based"
         )
         return f"it is run by python -m experiments.{script} --agent={usual}{settings}"
-    near = difflib.get_close_matches(usual, AGENTS, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
+    hint = did_you_mean(usual, AGENTS)
     of_rewards = ", ".join(known for known in AGENTS if known not in GOALS)
     return (
         f"{hint}known are {of_rewards}, to reach goals (experiments.goals) {', '.join(GOALS)}, and your own module or "

@@ -65,7 +65,8 @@ from rl.agents.state import (
     start,
 )
 from rl.networks.autoregressive import soft_dueling
-from rl.networks.layers import Architecture, require_choices
+from rl.networks.layers import Architecture
+from rl.settings import require_choices
 from rl.types import Array, Key, Learner, Metrics, Params, Spec, State, Transition
 from rl.values import bellman, coarse, heads, losses
 from rl.values.heads import ValueHead
@@ -163,11 +164,10 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
         def loss(params):
             v, advantages, bins = of_action(params["q"], batch.observation, batch.action)
             advantage = bellman.of_bins(advantages, bins).sum(-1)
-            like_members = lambda x: jnp.broadcast_to(x, (len(v), *x.shape))
             backup = (
                 batch.reward - jax.lax.stop_gradient(advantage),
-                like_members(discount),
-                like_members(v_next),
+                bellman.per_member(discount, len(v)),
+                bellman.per_member(v_next, len(v)),
             )
             target = head.target(*backup)
             critic_loss = (weight * head.loss(v, target)).mean(1).sum()

@@ -42,7 +42,7 @@ from rl.agents.optimisers import Optimiser, adamw
 from rl.agents.state import descend, require_ranges, start
 from rl.language.model import LM
 from rl.networks import token_heads
-from rl.networks.layers import require_choices
+from rl.settings import require_choices
 from rl.types import Array, Key, Learner, Metrics, Params, State, TokenBatch
 from rl.values import tokens
 from rl.values.heads import ValueHead

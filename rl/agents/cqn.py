@@ -238,7 +238,11 @@ def check_data(config: Config, logged: Transition | None) -> None:
     """
     if not (is_off(config.dominance_weight) and is_off(config.margin_weight)):
         require_demonstrations(logged, config.demonstrations, _OFF)
-    if config.ignore_terminals and logged is not None and (missing := dataset.own_successors(logged).sum()):
+    if (
+        config.ignore_terminals
+        and logged is not None
+        and (missing := dataset.without_successor(logged).sum())
+    ):
         raise ValueError(
             f"ignore_terminals=true bootstraps beyond terminations, and the log does not say what was observed after "
             f"{missing} of them: give data with next_observations"

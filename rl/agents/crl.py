@@ -36,9 +36,10 @@ from rl.agents.optimisers import Adam, Optimiser, build
 from rl.agents.state import augmented, descend, require_fixed_discount, require_ranges, start
 from rl.networks import mlp
 from rl.networks.base import ensemble
-from rl.networks.layers import OGBENCH, Architecture, require_choices
+from rl.networks.layers import OGBENCH, Architecture
 from rl.replay import goals
 from rl.replay.goals import GOAL, OBSERVATION, GoalBatch, Goals, Hindsight
+from rl.settings import require_choices
 from rl.types import Array, Key, Learner, Metrics, Params, Spec, State
 from rl.values import losses
 from rl.values.heads import ValueHead

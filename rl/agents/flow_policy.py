@@ -29,7 +29,7 @@ import optax
 from rl import nest
 from rl.agents.optimisers import Optimiser, build
 from rl.networks import flow
-from rl.networks.layers import require_choices
+from rl.settings import require_choices
 from rl.types import Array, Key, Metrics, Params, Spec, State, Transition
 from rl.values import bellman, losses
 

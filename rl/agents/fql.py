@@ -30,7 +30,8 @@ from rl.agents.optimisers import Adam, Optimiser, build
 from rl.agents.state import augmented, descend, follow, require, require_ranges, start
 from rl.networks import mlp
 from rl.networks.base import ensemble
-from rl.networks.layers import OGBENCH, Architecture, require_choices
+from rl.networks.layers import OGBENCH, Architecture
+from rl.settings import require_choices
 from rl.types import Array, Key, Learner, Metrics, Spec, State, Transition
 from rl.values import bellman, losses
 from rl.values.heads import ValueHead

@@ -22,16 +22,16 @@ import dataclasses
 import jax
 import optax
 
-from rl.agents import extraction, gcivl
+from rl.agents import extraction, gcivl, iql
 from rl.agents.optimisers import Adam, Optimiser, build
 from rl.agents.state import augmented, descend, follow, require_ranges, start
 from rl.networks import mlp
 from rl.networks.base import ensemble
-from rl.networks.layers import OGBENCH, Architecture, require_choices
+from rl.networks.layers import OGBENCH, Architecture
 from rl.replay import goals
 from rl.replay.goals import GoalBatch, Hindsight
+from rl.settings import require_choices
 from rl.types import Array, Key, Learner, Metrics, Spec, State
-from rl.values import bellman, heads, losses
 from rl.values.heads import ValueHead
 
 
@@ -95,18 +95,9 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
     def update(state: State, batch: GoalBatch, key: Key) -> tuple[State, Metrics]:
         steps = batch.value
         toward = goals.with_goal(steps.observation, batch.actor_goal)
-        q_slow = bellman.min_member(
-            head, critic.apply(state.target["critic"], steps.observation, steps.action)
-        )
-        v_next = value.apply(state.params["value"], steps.next_observation)
-        backup = (steps.reward, config.discount * steps.discount, v_next)
-        v_target, q_target = heads.same_target(head, q_slow), head.target(*backup)
 
         def loss(params):
-            v = value.apply(params["value"], steps.observation)
-            value_loss, _ = losses.implicit_value(head, v, q_slow, v_target, config.expectile)
-            q = critic.apply(params["critic"], steps.observation, steps.action)
-            critic_loss = losses.critics(head, q, q_target)
+            of_values, _, metrics = iql.value_losses(config, head, critic, value, params, state, steps)
             of_policy, measured = extraction.policy_loss(
                 config,
                 spec,
@@ -115,15 +106,7 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
                 q=lambda action: smallest(state, toward, action),
                 advantage=lambda: smallest(state, toward, steps.action) - values(state, toward),
             )
-            metrics = {
-                **measured,
-                "critic_loss": critic_loss,
-                "value_loss": value_loss,
-                "clipped": head.clipped(*backup).mean(),
-                "q": head.value(q).mean(),
-                "v": head.value(v).mean(),
-            }
-            return critic_loss + value_loss + of_policy, metrics
+            return of_values + of_policy, {**measured, **metrics}
 
         gradients, metrics = jax.grad(loss, has_aux=True)(state.params)
         state = descend(follow(state, config.target_rate), gradients, optimisers)

@@ -21,7 +21,6 @@ import dataclasses
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from rl.agents.optimisers import Adam, Optimiser, build
@@ -32,7 +31,7 @@ from rl.networks.layers import OGBENCH, Architecture
 from rl.replay import goals
 from rl.replay.goals import GoalBatch, Hindsight
 from rl.types import Array, Key, Learner, Metrics, Spec, State, Transition
-from rl.values import losses
+from rl.values import bellman, losses
 from rl.values.heads import ValueHead
 
 
@@ -84,8 +83,8 @@ def regression(
     """
     discounts = discount * steps.discount
     q = steps.reward + discounts * head.value(slow_next).min(0)
-    like_members = lambda x: jnp.broadcast_to(x, (len(slow), *x.shape))
-    backup = (like_members(steps.reward), like_members(discounts), slow_next)
+    reward = bellman.per_member(steps.reward, len(slow))
+    backup = (reward, bellman.per_member(discounts, len(slow)), slow_next)
     return Regression(
         target=head.target(*backup),
         weight=losses.expectile_weight(q - head.value(slow).mean(0), expectile),

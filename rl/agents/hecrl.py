@@ -15,7 +15,8 @@ where that is nearer, and a diffusion model over entities is fitted to it, or on
     L_w  = E[ |f(x_t, t, s, g) - e| ],   x_t = a_t w + s_t e                                            diffusion
            E[ min(exp(beta (V(w, g) - V(s, g))), 100) (f(s, g) - w)^2 ], or Chamfer's distance          awr
 
-Every 25 steps, at most 32 times in an episode, the value selects among candidates ``w_1, ..., w_N`` from it:
+Every 25 steps, at most 32 times in an episode, the value selects among candidates ``w_1, ..., w_N`` from it
+(`rl.agents.subgoals`):
 
     F  = { j : V(s, w_j) >= R }                     those that the value knows the way to
     j* = argmax_{j in F} V(w_j, g)                  the one nearest to the goal
@@ -43,34 +44,28 @@ set of entities is a set of one.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from rl import acting
-from rl.agents import gcivl
+from rl.agents import gcivl, subgoals
 from rl.agents.optimisers import Adam, Optimiser, build
 from rl.agents.state import descend, follow, require, require_ranges, start
-from rl.networks import diffusion, entity
+from rl.networks import entity
 from rl.networks.base import Network, ensemble, first_member
-from rl.networks.layers import require_choices
 from rl.replay import goals
 from rl.replay.goals import GOAL, OBSERVATION, GoalBatch, Goals, Hindsight
-from rl.types import Actor, Array, Key, Learner, Metrics, Params, Spec, State, Transition
+from rl.types import Array, Key, Learner, Metrics, Params, Spec, State, Transition
 from rl.values import bellman, heads, losses
 from rl.values.heads import ValueHead
 
 READS_SETS = True
 """Observations [N, F] are sets of entities. Agents that do not say so take them for histories [T, F]."""
 
-CHOICES = ("best", "random")
-AWR_ERRORS = ("squared", "chamfer")
-AT_ONCE = (
-    2048  # candidates that one seed plans with at the same time, so that many environments fit into memory
-)
 CLIPPED = Adam(clip=20.0)
 SHAPE = entity.Shape()
 GOALS = Hindsight(Goals(0.2, 0.8, 0.0, geometric=False), mask=False, next_state=True, subgoal_steps=50)
@@ -108,84 +103,7 @@ class Config:
 
     def __post_init__(self) -> None:
         require_ranges(self)
-        choices = {"subgoals": (*PROPOSALS, "none"), "choice": CHOICES, "awr_error": AWR_ERRORS}
-        require_choices(self, choices)
-        if self.subgoals != "none" and self.goals.subgoal_steps < 1:
-            raise ValueError(
-                "goals.subgoal_steps=0 leaves batches without subgoals to learn from: give the steps to one, such as "
-                "50, or subgoals=none"
-            )
-        swept = isinstance(self.radius, jax.Array) or isinstance(self.discount, jax.Array)
-        low, high = goals.value_bounds(self.goals, self.discount)
-        planned = self.subgoals != "none" and self.filtered
-        if planned and not swept and not low - 1e-3 <= self.radius <= high:
-            raise ValueError(
-                f"radius={self.radius} lies outside of [{low:.4g}, {high:.4g}], all that values can be with this "
-                "discount and these goals, so that it tells no candidates apart: give one inside, or filtered=False"
-            )
-        diffusion.cosine(self.diffusion_steps, self.prediction)
-
-
-class Proposal(NamedTuple):
-    """A model of subgoals ``w`` [..., N, F] on the way from entities ``s`` to goal entities ``g``, both like it."""
-
-    init: Callable[[Key, Array, Array], Params]  # key, s, g
-    # params, s, g, w, key, and what computes V(w, g) - V(s, g) [...] if it is asked for -> [...]
-    loss: Callable[[Params, Array, Array, Array, Key, Callable[[], Array]], Array]
-    draw: Callable[[Params, Array, Array, Key], Array]  # params, s, g, key -> candidates [..., C, N, F]
-
-
-def by_diffusion(config: Config, features: int) -> Proposal:
-    """Candidates from a diffusion model over the entities of a subgoal, all of which it changes together."""
-    process = diffusion.cosine(config.diffusion_steps, config.prediction)
-    network, free = entity.denoiser(features, config.network), _not_ids(config, features)
-
-    def init(key: Key, s: Array, g: Array) -> Params:
-        return network.init(key, s, jnp.zeros(()), s, g)
-
-    def loss(params: Params, s: Array, g: Array, w: Array, key: Key, advantage: Callable[[], Array]) -> Array:
-        del advantage
-        predict = lambda x, t: network.apply(params, x, t, s, g)
-        return diffusion.loss(process, predict, w, key, rank=2, free=free)
-
-    def draw(params: Params, s: Array, g: Array, key: Key) -> Array:
-        s, g = s[..., None, :, :], g[..., None, :, :]
-        known = jnp.broadcast_to(s, (*s.shape[:-3], config.candidates, *s.shape[-2:]))
-        predict = lambda x, t: network.apply(params, x, t, s, g)
-        return diffusion.sample(process, predict, known, key, free=free, eta=config.eta)
-
-    return Proposal(init, loss, draw)
-
-
-def by_regression(config: Config, features: int) -> Proposal:
-    """One candidate, the mean of subgoals weighted by how far they lead (advantage-weighted regression)."""
-    network, free = entity.regressor(features, config.network), _not_ids(config, features)
-
-    def mean(params: Params, s: Array, g: Array) -> Array:
-        return diffusion.hold(network.apply(params, s, g), s, free)
-
-    def loss(params: Params, s: Array, g: Array, w: Array, key: Key, advantage: Callable[[], Array]) -> Array:
-        del key
-        x = mean(params, s, g)
-        if config.awr_error == "chamfer":
-            error = entity.chamfer(x, w)
-        else:
-            error = jnp.square(x - w).mean((-2, -1), where=jnp.broadcast_to(free, x.shape))
-        return losses.awr_weight(advantage(), config.awr_temperature) * error
-
-    def draw(params: Params, s: Array, g: Array, key: Key) -> Array:
-        del key
-        return mean(params, s, g)[..., None, :, :]
-
-    return Proposal(network.init, loss, draw)
-
-
-def _not_ids(config: Config, features: int) -> Any:
-    """The features of an entity that a subgoal may change: bool, all of them or [F]."""
-    return jnp.arange(features) < features - config.ids if config.ids else True
-
-
-PROPOSALS = {"diffusion": by_diffusion, "awr": by_regression}
+        subgoals.require(self)
 
 
 class Networks(NamedTuple):
@@ -194,12 +112,12 @@ class Networks(NamedTuple):
     value: Network  # (s, g) -> outputs [..., K]
     critic: Network  # (s, g, action [..., D]) -> outputs [..., K], of one of the twins
     policy: Network  # (s, g) -> action [..., D]
-    proposal: Proposal | None  # None: the goal is pursued at once
+    proposal: subgoals.Proposal | None  # None: the goal is pursued at once
 
 
 def networks(config: Config, spec: Spec, head: ValueHead) -> Networks:
     """All that is learned, by the names of `rl.types.State.params`; the proposal's is ``subgoal``."""
-    shape, kind = goals.plain_spec(spec, "hecrl").observation_shape, PROPOSALS.get(config.subgoals)
+    shape, kind = goals.plain_spec(spec, "hecrl").observation_shape, subgoals.PROPOSALS.get(config.subgoals)
     if isinstance(shape, Mapping) or len(shape) not in (1, 2):
         raise ValueError(
             f"agent 'hecrl' reads sets of entities [N, F], or vectors, not observations of shape {shape}"
@@ -214,16 +132,9 @@ def networks(config: Config, spec: Spec, head: ValueHead) -> Networks:
     )
 
 
-class Plan(NamedTuple):
-    """What is pursued next."""
-
-    subgoal: Array  # [..., N, F], the goal itself where `is_goal`
-    is_goal: Array  # [...] bool
-
-
 def plan(
     config: Config, nets: Networks, head: ValueHead, params: Params, s: Array, g: Array, key: Key
-) -> Plan:
+) -> subgoals.Plan:
     """A subgoal for entities ``s`` and goal entities ``g``, [..., N, F] both.
 
     Args:
@@ -240,41 +151,9 @@ def plan(
     """
     if nets.proposal is None:
         raise ValueError("subgoals=none: there is nothing to plan with; choose diffusion or awr")
-    draw_key, choice_key = jax.random.split(key)
+    propose = functools.partial(nets.proposal.draw, params["subgoal"])
     value = lambda s, g: head.value(nets.value.apply(params["value"], s, g))
-    candidates = nets.proposal.draw(params["subgoal"], s, g, draw_key)
-    to_subgoal, to_goal = value(s[..., None, :, :], candidates), value(candidates, g[..., None, :, :])
-    index, is_goal = select(config, to_subgoal, to_goal, value(s, g), choice_key)
-    chosen = jnp.take_along_axis(candidates, index[..., None, None, None], -3)[..., 0, :, :]
-    return Plan(jnp.where(is_goal[..., None, None], g, chosen), is_goal)
-
-
-def select(
-    config: Config, to_subgoal: Array, to_goal: Array, at_once: Array, key: Key
-) -> tuple[Array, Array]:
-    """The number [...] of the candidate to pursue, and bool [...]: pursue the goal instead.
-
-    Args:
-      config: ``choice``, ``filtered``, ``direct`` and ``radius``.
-      to_subgoal: [..., C], V(s, w) of each candidate.
-      to_goal: [..., C], V(w, g).
-      at_once: [...], V(s, g).
-      key: of a random choice.
-    """
-    feasible = to_subgoal >= config.radius if config.filtered else jnp.ones(to_subgoal.shape, bool)
-    score = to_goal if config.choice == "best" else jax.random.uniform(key, to_goal.shape)
-    index = jnp.where(feasible, score, -jnp.inf).argmax(-1)
-    is_goal = ~feasible.any(-1)
-    if config.direct:
-        is_goal |= at_once > jnp.take_along_axis(to_goal, index[..., None], -1)[..., 0]
-    return index, is_goal
-
-
-class Memory(NamedTuple):
-    """Of the policy within an episode."""
-
-    step: Array  # [...] int32, steps since the episode started
-    subgoal: Array  # [..., *observation], what is pursued
+    return subgoals.plan(config, propose, value, s, g, key)
 
 
 def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = optax.adam) -> Learner:
@@ -382,25 +261,6 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
         del key
         return policy.apply(state.params["policy"], *sets(observation))
 
-    def remember(state: State, observation: Any) -> Memory:
-        goal = observation[GOAL]
-        lead = goal.shape[: goal.ndim - len(spec.observation_shape[GOAL])]
-        return Memory(jnp.zeros(lead, jnp.int32), goal)
-
-    def pursue(
-        state: State, memory: Memory, observation: Any, first: Array, key: Key
-    ) -> tuple[Array, Memory]:
-        """Acts toward its subgoal, after choosing another one where it is time to."""
-        goal, time = observation[GOAL], jnp.where(first, 0, memory.step)
-        over = time >= config.max_subgoals * config.replan_every
-        due = ~over & (time % config.replan_every == 0)
-        replan = lambda pair, key: plan(config, nets, head, state.params, pair[0], pair[1], key).subgoal
-        group = max(1, AT_ONCE // config.candidates)
-        held = entities(memory.subgoal)
-        subgoal = acting.refresh(due, replan, sets(observation), held, key, at_once=group)
-        subgoal = acting.choose(over, goal, subgoal.reshape(goal.shape))
-        return act(state, {**observation, GOAL: subgoal}, key), Memory(time + 1, subgoal)
-
     def continuation(state: State, observation: Any, key: Key) -> Array:
         del key
         return values(state.params, *sets(observation))
@@ -408,14 +268,14 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
     def critics(state: State, observation: Any, action: Array) -> Array:
         return head.value(critic.apply(state.params["critic"], *sets(observation), action))
 
-    def pursued(state: State, memory: Memory, observation: Any, candidates: Array) -> Array:
-        del state, observation, candidates
-        return memory.subgoal
-
     learner = Learner(init, update, act, continuation, critics=critics)
     if proposal is None:
         return learner
-    return learner._replace(actor=Actor(remember, pursue), subgoal=pursued)
+    replan = lambda state, s, g, key: plan(config, nets, head, state.params, s, g, key).subgoal
+    return learner._replace(
+        actor=subgoals.pursuit(config, spec, entities, replan, act),
+        subgoal=lambda state, memory, observation, candidates: memory.subgoal,
+    )
 
 
 target_range = gcivl.target_range

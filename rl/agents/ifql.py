@@ -29,14 +29,14 @@ from collections.abc import Callable
 import jax
 import optax
 
-from rl.agents import flow_policy
+from rl.agents import flow_policy, iql
 from rl.agents.optimisers import Adam, Optimiser, build
 from rl.agents.state import augmented, descend, follow, require, require_ranges, start
 from rl.networks import mlp
 from rl.networks.base import ensemble
 from rl.networks.layers import OGBENCH, Architecture
 from rl.types import Array, Key, Learner, Metrics, Spec, State, Transition
-from rl.values import bellman, heads, losses
+from rl.values import heads
 from rl.values.heads import ValueHead
 
 
@@ -107,32 +107,14 @@ def learner(
         return start(params, optimisers, targets=["critic"])
 
     def update(state: State, batch: Transition, key: Key) -> tuple[State, Metrics]:
-        q_slow = bellman.min_member(
-            head, critic.apply(state.target["critic"], batch.observation, batch.action)
-        )
-        v_next = value.apply(state.params["value"], batch.next_observation)
-        backup = (batch.reward, config.discount * batch.discount, v_next)
-        v_target, q_target = imitated(head, q_slow), head.target(*backup)
-
         def loss(params):
-            v = value.apply(params["value"], batch.observation)
-            value_loss, advantage = losses.implicit_value(head, v, q_slow, v_target, config.expectile)
-
-            q = critic.apply(params["critic"], batch.observation, batch.action)
-            critic_loss = losses.critics(head, q, q_target)
-
+            of_values, advantage, metrics = iql.value_losses(
+                config, head, critic, value, params, state, batch, imitated
+            )
             values = lambda action: critics(state, batch.observation, action)
             policy_loss, of_policy = policy.loss(params, state, batch, key, values)
-            metrics = {
-                "critic_loss": critic_loss,
-                "value_loss": value_loss,
-                "q": head.value(q).mean(),
-                "clipped": head.clipped(*backup).mean(),
-                "v": head.value(v).mean(),
-                "advantage": advantage.mean(),
-                **of_policy,
-            }
-            return critic_loss + value_loss + policy_loss, metrics
+            metrics = {**metrics, "advantage": advantage.mean(), **of_policy}
+            return of_values + policy_loss, metrics
 
         gradients, metrics = jax.grad(loss, has_aux=True)(state.params)
         state = descend(follow(state, config.target_rate), gradients, optimisers)

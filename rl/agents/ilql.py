@@ -34,8 +34,8 @@ from rl.language import generate
 from rl.language.generate import Decoder
 from rl.language.model import LM, log_probabilities
 from rl.networks import token_heads
-from rl.networks.layers import require_choices
 from rl.networks.token_heads import VocabularyValues
+from rl.settings import require_choices
 from rl.types import Array, Key, Learner, Metrics, Params, State, TokenBatch
 from rl.values import bellman, heads, losses, tokens
 from rl.values.heads import ValueHead

@@ -20,6 +20,8 @@ and biases of 0, and the policy's learning rate falls along a cosine, which is a
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,9 +30,9 @@ import optax
 from rl.agents.optimisers import Adam, Optimiser, build
 from rl.agents.state import augmented, descend, follow, require_ranges, start
 from rl.networks import flow, mlp
-from rl.networks.base import ensemble
+from rl.networks.base import Network, ensemble
 from rl.networks.layers import Architecture
-from rl.types import Array, Key, Learner, Metrics, Spec, State, Transition
+from rl.types import Array, Key, Learner, Metrics, Params, Spec, State, Transition
 from rl.values import bellman, heads, losses
 from rl.values.heads import ValueHead
 
@@ -61,6 +63,49 @@ class Config:
         require_ranges(self)
 
 
+def value_losses(
+    config: Any,
+    head: ValueHead,
+    critic: Network,
+    value: Network,
+    params: Mapping[str, Params],
+    state: State,
+    batch: Transition,
+    encode: Callable[[ValueHead, Array], Array] = heads.same_target,
+) -> tuple[Array, Array, Metrics]:
+    """``L_V + L_Q`` (5 and 6), for all agents whose values are IQL's.
+
+    Args:
+      config: an agent's, with ``discount`` and ``expectile``.
+      head: of the values.
+      critic: an ensemble.
+      value: V.
+      params: of critic and value, by which the losses are differentiated.
+      state: whose parameters, held fixed, and target critics make the targets.
+      batch: [B].
+      encode: (head, outputs [B, K] of the target critics) -> the target of V.
+
+    Returns:
+      the loss [], the advantage u [B], and what to report.
+    """
+    q_slow = bellman.min_member(head, critic.apply(state.target["critic"], batch.observation, batch.action))
+    v_next = value.apply(state.params["value"], batch.next_observation)
+    backup = (batch.reward, config.discount * batch.discount, v_next)
+
+    v = value.apply(params["value"], batch.observation)
+    value_loss, advantage = losses.implicit_value(head, v, q_slow, encode(head, q_slow), config.expectile)
+    q = critic.apply(params["critic"], batch.observation, batch.action)
+    critic_loss = losses.critics(head, q, head.target(*backup))
+    metrics = {
+        "critic_loss": critic_loss,
+        "value_loss": value_loss,
+        "q": head.value(q).mean(),
+        "clipped": head.clipped(*backup).mean(),
+        "v": head.value(v).mean(),
+    }
+    return critic_loss + value_loss, advantage, metrics
+
+
 def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = optax.adam) -> Learner:
     """The learner; see `rl.types.Learner`."""
     member = mlp.critic(spec, head.size, config.hidden, config.layer_norm, config.network)
@@ -83,33 +128,13 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
         return start(params, optimisers, targets=["critic"])
 
     def update(state: State, batch: Transition, key: Key) -> tuple[State, Metrics]:
-        q_slow = bellman.min_member(
-            head, critic.apply(state.target["critic"], batch.observation, batch.action)
-        )
-        v_next = value.apply(state.params["value"], batch.next_observation)
-        backup = (batch.reward, config.discount * batch.discount, v_next)
-        v_target, q_target = heads.same_target(head, q_slow), head.target(*backup)
-
         def loss(params):
-            v = value.apply(params["value"], batch.observation)
-            value_loss, advantage = losses.implicit_value(head, v, q_slow, v_target, config.expectile)
-
-            q = critic.apply(params["critic"], batch.observation, batch.action)
-            critic_loss = losses.critics(head, q, q_target)
-
+            of_values, advantage, metrics = value_losses(config, head, critic, value, params, state, batch)
             chosen = policy.apply(params["policy"], batch.observation, key=key)
             log_prob = chosen.log_prob(batch.action)
             policy_loss = -(losses.awr_weight(advantage, config.temperature) * log_prob).mean()
-            metrics = {
-                "critic_loss": critic_loss,
-                "value_loss": value_loss,
-                "policy_loss": policy_loss,
-                "q": head.value(q).mean(),
-                "clipped": head.clipped(*backup).mean(),
-                "v": head.value(v).mean(),
-                "advantage": advantage.mean(),
-            }
-            return critic_loss + value_loss + policy_loss, metrics
+            metrics = {**metrics, "policy_loss": policy_loss, "advantage": advantage.mean()}
+            return of_values + policy_loss, metrics
 
         gradients, metrics = jax.grad(loss, has_aux=True)(state.params)
         state = follow(descend(state, gradients, optimisers), config.target_rate)

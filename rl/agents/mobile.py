@@ -24,6 +24,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from rl import acting
 from rl.agents import relabel
 from rl.replay.source import is_logged
 from rl.types import Array, Key, Learner, Metrics, State, Transition
@@ -66,10 +67,7 @@ def make(learner: Learner, predict: Predict, weight: float | Array, samples: int
         noise_key, action_key = jax.random.split(key)
         mean, deviation = (x[..., :-1] for x in predict(batch.observation, batch.action))  # [M, B, O]
         noise = jax.random.normal(noise_key, (samples, 1, *mean.shape[1:]))
-        targets = state._replace(
-            params={**state.params, **state.target}
-        )  # the target networks, where there are any
-        values = value(targets, mean + deviation * noise, action_key).mean(0)  # [M, B]
+        values = value(acting.at_targets(state), mean + deviation * noise, action_key).mean(0)  # [M, B]
         # Less the first member's, so that rounding does not tell identical members apart.
         is_rollout = ~is_logged(batch)
         uncertainty = jnp.where(is_rollout, (values - values[0]).std(0), 0.0)

@@ -21,7 +21,8 @@ from rl.agents.optimisers import Adam, Optimiser, build
 from rl.agents.state import augmented, delayed, descend, follow, require, require_ranges, start
 from rl.networks import mlp
 from rl.networks.base import ensemble, first_member
-from rl.networks.layers import Architecture, require_choices
+from rl.networks.layers import Architecture
+from rl.settings import require_choices
 from rl.types import Array, Key, Learner, Metrics, Spec, State, Transition
 from rl.values import bellman, losses
 from rl.values.heads import ValueHead

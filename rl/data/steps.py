@@ -222,7 +222,7 @@ def require(arrays: Mapping[str, Any], names: Iterable[str], source: str) -> Non
     if not missing:
         return
     meant = {name: near(name, arrays) for name in missing}
-    hints = [f"{found[0]!r} should be called {name!r}" for name, found in meant.items() if found]
+    hints = [f"{similar[0]!r} should be called {name!r}" for name, similar in meant.items() if similar]
     if "rewards" in missing and not meant["rewards"]:
         hints.append("a log without rewards is for experiments.goals, as .npz: see docs/own_data.md")
     raise DataError(

@@ -43,6 +43,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from rl import acting
 from rl.dynamics import loss
 from rl.dynamics.loss import Annotate, Cost, Loss, Prediction
 from rl.dynamics.rows import Rows
@@ -150,7 +151,7 @@ def of_learner(learner: Learner) -> Values:
         online = critics(state, observation, action)
         if not state.target:
             return online
-        target = critics(state._replace(params={**state.params, **state.target}), observation, action)
+        target = critics(acting.at_targets(state), observation, action)
         return jnp.concatenate([online, target])
 
     return values

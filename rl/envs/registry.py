@@ -209,11 +209,11 @@ def _nearest(name: str) -> str:
     names = difflib.get_close_matches(name, gymnasium.registry, n=3)
     nearest = f"; the nearest names are {', '.join(names)}" if names else ""
     # Worker processes never run the caller's script, and know nothing that it registered.
-    own = (
+    registered = (
         f"; if a script or notebook of yours registers it, put that into a module and name it module:{name}, or give "
         "processes=0"
     )
-    return nearest + (own if ":" not in name else "")
+    return nearest + (registered if ":" not in name else "")
 
 
 def _uniform(env: gymnasium.Env, name: str) -> gymnasium.Env:

@@ -104,14 +104,14 @@ _LLAMA = [
     ("norm/scale", "model.norm.weight", "output_norm.weight"),
     ("unembedding", "lm_head.weight", "output.weight"),
 ]
-for _own, _face, _gguf in (
+for _parameter, _face, _gguf in (
     ("attention_norm/scale", "input_layernorm.weight", "attn_norm.weight"),
     ("query_norm/scale", "self_attn.q_norm.weight", "attn_q_norm.weight"),
     ("key_norm/scale", "self_attn.k_norm.weight", "attn_k_norm.weight"),
     ("inner_norm/scale", "post_attention_layernorm.weight", "ffn_norm.weight"),
 ):
-    _LLAMA.append((f"blocks/{_own}", f"model.layers.{{}}.{_face}", f"blk.{{}}.{_gguf}"))
-for _own, _face, _gguf in (
+    _LLAMA.append((f"blocks/{_parameter}", f"model.layers.{{}}.{_face}", f"blk.{{}}.{_gguf}"))
+for _parameter, _face, _gguf in (
     ("query", "self_attn.q_proj", "attn_q"),
     ("key", "self_attn.k_proj", "attn_k"),
     ("value", "self_attn.v_proj", "attn_v"),
@@ -122,7 +122,11 @@ for _own, _face, _gguf in (
 ):
     for _leaf, _suffix in (("kernel", "weight"), ("bias", "bias")):
         _LLAMA.append(
-            (f"blocks/{_own}/{_leaf}", f"model.layers.{{}}.{_face}.{_suffix}", f"blk.{{}}.{_gguf}.{_suffix}")
+            (
+                f"blocks/{_parameter}/{_leaf}",
+                f"model.layers.{{}}.{_face}.{_suffix}",
+                f"blk.{{}}.{_gguf}.{_suffix}",
+            )
         )
 
 LLAMA = _llama(_LLAMA, 1)  # and Mistral, SmolLM3, Qwen2, Qwen3

@@ -29,6 +29,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rl import masks
 from rl.networks.layers import MLP, Architecture
 from rl.types import Array, Key
 
@@ -70,7 +71,7 @@ def cosine(steps: int, prediction: str = "epsilon", offset: float = 0.008) -> Pr
 
 def noised(process: Process, data: Array, time: Array, noise: Array) -> Array:
     """``x_t`` of ``data`` [..., *event] and ``noise`` like it, at ``time`` [...] int32, counted from 0."""
-    signal, deviation = (_expand(jnp.asarray(x)[time], data) for x in process[:2])
+    signal, deviation = (masks.expand(jnp.asarray(x)[time], data) for x in process[:2])
     return signal * data + deviation * noise
 
 
@@ -187,8 +188,3 @@ def _estimate(
     if process.prediction == "epsilon":
         return (x - noise * predicted) / signal, predicted
     return predicted, (x - signal * predicted) / noise
-
-
-def _expand(x: Array, like: Array) -> Array:
-    """``x`` [...] with axes of 1 behind it, up to those of ``like`` [..., *event]."""
-    return x.reshape(x.shape + (1,) * (like.ndim - x.ndim))

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -13,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from rl import linalg
+from rl.settings import require_choices
 from rl.types import Array
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
@@ -23,22 +23,6 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 }
 INITIALISERS = ("pytorch", "rlkit", "orthogonal", "ppo", "glorot", "lecun")
 ENCODERS = ("nature", "impala")
-
-
-def require_choices(settings: Any, choices: Mapping[str, Collection[str]], prefix: str = "") -> None:
-    """Raises ValueError if an attribute of ``settings`` is none of its ``choices``, and says which is near.
-
-    Args:
-      settings: has the attributes.
-      choices: {attribute: what it may be}.
-      prefix: before the attribute in the message, as in its flag.
-    """
-    for name, known in choices.items():
-        value = getattr(settings, name)
-        if value not in known:
-            near = difflib.get_close_matches(str(value), list(known), n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            raise ValueError(f"{prefix}{name}={value!r}: {hint}choose one of {', '.join(known)}")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -137,16 +137,16 @@ def is_shuffled(dataset: Dataset) -> bool:
     return bool(cut.mean() > 0.5)
 
 
-def own_successors(steps: Transition) -> np.ndarray:
+def without_successor(steps: Transition) -> np.ndarray:
     """Which rows [N] terminated without a logged successor: their own observation stands there (`rl.data.steps`)."""
-    own = np.asarray(steps.discount) == 0
-    rows = np.flatnonzero(own)
+    missing = np.asarray(steps.discount) == 0
+    rows = np.flatnonzero(missing)
     for one, following in zip(
         nest.leaves(steps.observation), nest.leaves(steps.next_observation), strict=True
     ):
         same = np.equal(one[rows], following[rows])
-        own[rows] &= same.all(tuple(range(1, same.ndim)))
-    return own
+        missing[rows] &= same.all(tuple(range(1, same.ndim)))
+    return missing
 
 
 def returns_to_go(dataset: Dataset, discount: float, bootstrap: float = 0.0) -> np.ndarray:

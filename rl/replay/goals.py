@@ -32,7 +32,7 @@ import numpy as np
 
 from rl import nest
 from rl.nest import GOAL, OBSERVATION
-from rl.replay.dataset import Dataset, episode_ends, own_successors
+from rl.replay.dataset import Dataset, episode_ends, without_successor
 from rl.replay.source import Discounted, Source
 from rl.types import Array, Key, Spec, Transition
 
@@ -109,7 +109,7 @@ def trajectories(dataset: Dataset, hindsight: Hindsight, state: Any = None) -> T
     for name, rows in nest.named("state", state).items() if state is not None else ():
         if len(rows) != len(last):
             raise ValueError(f"{name} has {len(rows)} rows, and there are {len(last)} steps: one for each")
-    kept = ~own_successors(dataset.transitions)
+    kept = ~without_successor(dataset.transitions)
     if not kept.all():
         last = np.append(last[:-1] | ~kept[1:], True)[kept]  # episodes end one step earlier there
         dataset, state = jax.tree.map(lambda x: x[kept], (dataset, state))

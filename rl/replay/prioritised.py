@@ -89,23 +89,23 @@ def empty(example: Any, capacity: int) -> Memory:
     return Memory(ring.empty(example, capacity), tree(capacity), jnp.ones(()))
 
 
-def insert(memory: Memory, rows: Any, wait: int = 0, spare: int = 0) -> Memory:
+def insert(memory: Memory, rows: Any, lookahead: int = 0, lookback: int = 0) -> Memory:
     """As `ring.insert` without a mask; new rows get the highest priority so far, so that all are seen soon.
 
     Args:
       memory: donate it, or all of it is copied.
       rows: [B, ...], blocks of always the same size.
-      wait: rows that must have come after one before it may be drawn, a multiple of B.
-      spare: how many of the oldest rows must not be drawn, a multiple of B.
+      lookahead: rows that must have come after one before it may be drawn, a multiple of B.
+      lookback: how many of the oldest rows must not be drawn, a multiple of B.
     """
     held, size = memory.ring, ring.capacity(memory.ring)
     block = jnp.arange(jax.tree.leaves(rows)[0].shape[0])
     after = ring.insert(held, rows)
-    # Oldest first: in a ring that is hardly larger than `wait` and `spare`, what is too old is not drawn.
+    # Oldest first: in a ring that is hardly larger than `lookahead` and `lookback`, what is too old is not drawn.
     tree = put(memory.tree, (held.head + block) % size, jnp.zeros(block.shape))
-    ready = jnp.where(held.count >= wait, memory.highest, 0.0)
-    tree = put(tree, (held.head - wait + block) % size, jnp.broadcast_to(ready, block.shape))
-    tree = put(tree, (after.head + spare - block - 1) % size, jnp.zeros(block.shape)) if spare else tree
+    ready = jnp.where(held.count >= lookahead, memory.highest, 0.0)
+    tree = put(tree, (held.head - lookahead + block) % size, jnp.broadcast_to(ready, block.shape))
+    tree = put(tree, (after.head + lookback - block - 1) % size, jnp.zeros(block.shape)) if lookback else tree
     return memory._replace(ring=after, tree=tree)
 
 

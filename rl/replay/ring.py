@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from rl import masks
 from rl.replay.source import Source
 from rl.types import Array, Key, Transition
 
@@ -180,7 +181,7 @@ def transitions(
         reward=(weight * rows.reward[following[:, :n]]).sum(1),
         discount=discount ** (steps - 1).astype(jnp.float32) * rows.discount[last],
         next_observation=jax.tree.map(lambda x: x[last], rows.next_observation),
-        next_action=jnp.where(_like(known, action), rows.action[after], action),
+        next_action=jnp.where(masks.expand(known, action), rows.action[after], action),
         has_next_action=known.astype(jnp.float32),
     )
 
@@ -247,8 +248,3 @@ def sampler(batch_size: int, n: int = 1, discount: float | Array = 1.0, stride: 
         return transitions(ring, draw(ring, key, batch_size), n, discount, stride)
 
     return sample
-
-
-def _like(mask: Array, array: Array) -> Array:
-    """``mask`` [B] with as many axes as ``array`` [B, ...]."""
-    return mask.reshape(mask.shape + (1,) * (array.ndim - mask.ndim))

@@ -29,6 +29,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rl import masks
 from rl.types import Array, Key, Transition
 
 LOGGED = 0  # the `Transition.origin` of logged data: demonstrations
@@ -94,14 +95,10 @@ def mixed_rows(*sources: Source, shares: Shares) -> Source:
         ends = jnp.round(jnp.cumsum(share(step))[:-1] * len(row))
         which = (row[:, None] >= ends).sum(-1)  # [B]
 
-        def pick(first: Array, *others: Array) -> Array:
-            picked = first
-            for index, other in enumerate(others, 1):
-                mask = (which == index).reshape(-1, *(1,) * (other.ndim - 1))
-                picked = jnp.where(mask, other, picked)
-            return picked
-
-        return jax.tree.map(pick, *batches)
+        mixed = batches[0]
+        for index, batch in enumerate(batches[1:], 1):
+            mixed = masks.select_rows(which == index, batch, mixed)
+        return mixed
 
     return draw
 

@@ -79,6 +79,11 @@ def smooth_action(action: Array, key: Key, noise: float | Array, clip: float | A
 # ---- over ensemble members: outputs [E, ..., K] -> [..., K] ----------------------------------------------
 
 
+def per_member(x: Array, members: int) -> Array:
+    """``x`` [...] once for each of an ensemble's members, [E, ...]."""
+    return jnp.broadcast_to(x, (members, *x.shape))
+
+
 def min_member(head: ValueHead, outputs: Array) -> Array:
     """Outputs of the member with the smallest value: clipped double Q (Fujimoto et al. 2018) for any E."""
     return _member(outputs, head.value(outputs).argmin(0))

@@ -17,12 +17,12 @@ Shape letters: ``D`` dimensions of an action, ``L`` levels, ``T = L D`` tokens.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
+from rl.settings import did_you_mean
 from rl.types import Array
 
 ORDERS = ("level", "dimension")
@@ -162,8 +162,7 @@ def tokens(
       ValueError: an unknown order, or no dimensions.
     """
     if order not in ORDERS:
-        near = difflib.get_close_matches(order, ORDERS, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
+        hint = did_you_mean(order, ORDERS)
         raise ValueError(f"unknown order {order!r} of tokens: {hint}choose one of {', '.join(ORDERS)}")
     if dimensions < 1:
         raise ValueError(f"actions of {dimensions} dimensions have no tokens: they need at least 1")

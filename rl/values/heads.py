@@ -63,6 +63,18 @@ class ValueHead(NamedTuple):
     about: str = ""  # its name, size and support in words, for a checkpoint's card
 
 
+class HeadSettings(NamedTuple):
+    """The arguments of `make`."""
+
+    name: str
+    low: float
+    high: float
+    size: int
+    start: float | None = None
+    kappa: float = 1.0
+    sigma_ratio: float = SIGMA_RATIO
+
+
 def make(
     name: str,
     low: float | None = None,
@@ -102,7 +114,7 @@ def make(
         "c51": lambda: c51(*ends, size),
         "quantile": lambda: quantile(size, kappa),
     }
-    head = makers[name]() if name in makers else check(_own(name)(*ends, size))
+    head = makers[name]() if name in makers else check(_user_maker(name)(*ends, size))
     head = head._replace(about=_in_words(name, head.size, low, high, start, kappa, sigma_ratio))
     return head if start is None else starting_at(head, start)
 
@@ -131,15 +143,15 @@ def _in_words(
 def check_name(name: str) -> None:
     """Raises ValueError if no head is called so: `NAMES`, or ``module.function``."""
     if name not in NAMES:
-        _own(name)
+        _user_maker(name)
 
 
 def has_support(name: str) -> bool:
     """Whether the head called ``name`` needs to be told the range of values. Raises as `check_name` does."""
-    return name not in UNBOUNDED if name in NAMES else not getattr(_own(name), "UNBOUNDED", False)
+    return name not in UNBOUNDED if name in NAMES else not getattr(_user_maker(name), "UNBOUNDED", False)
 
 
-def _own(name: str) -> Callable[..., ValueHead]:
+def _user_maker(name: str) -> Callable[..., ValueHead]:
     """The user's ``module.function``, which makes a head. Raises ValueError or ImportError where there is none."""
     module, _, function = name.rpartition(".")
     if not module:
@@ -169,8 +181,8 @@ def check(head: ValueHead) -> ValueHead:
 
     def expect(name: str, array: Any, shape: tuple[int, ...], least: float = -math.inf) -> None:
         if jnp.shape(array) != shape or jnp.asarray(array).dtype != jnp.float32:
-            found = f"{jnp.asarray(array).dtype}{list(jnp.shape(array))}"
-            raise ValueError(f"a head's {name} must return float32{list(shape)}, not {found}")
+            actual = f"{jnp.asarray(array).dtype}{list(jnp.shape(array))}"
+            raise ValueError(f"a head's {name} must return float32{list(shape)}, not {actual}")
         if not (jnp.isfinite(array).all() and (array >= least).all()):
             raise ValueError(f"a head's {name} must be finite and at least {least:g}")
 

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 
 from rl.agents.optimisers import Adam
 from rl.agents.state import is_off, require_ranges
-from rl.networks.layers import Architecture, require_choices
+from rl.networks.layers import Architecture
+from rl.settings import require_choices
 from rl.types import Array
 from rl.values import losses
 
