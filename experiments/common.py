@@ -27,6 +27,8 @@ from rl.values.heads import HeadSettings, ValueHead
 
 # Settings that there were once: runs that are identified by them keep them, and go on.
 FORMER = ("unroll",)
+# Defaults of agents that there were once: runs that have them are those of today's.
+FORMER_DEFAULTS = {"target_entropy": 0.0}
 
 
 @dataclasses.dataclass(frozen=True)

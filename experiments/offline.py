@@ -93,13 +93,14 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
             )
     checks.schedules(config, settings.updates)
     checks.terminations(settings, config)
-    task = problem(settings, logged.variants(config, sweep))
+    variants = logged.variants(config, sweep)
+    task = problem(settings, variants)
     batches, held_out = (common.rows(settings, config, x) for x in (task.dataset, task.validation))
     mesh = shard.mesh(settings.mesh_seed, settings.mesh_data)
+    checks.mesh(settings.batch_size, mesh, settings.seeds * len(variants))
+    checks.split_data(settings, mesh)
     world = blank_dynamics(settings, task)
     population, run_keys = learners(settings, config, sweep, task, mesh, world)
-    checks.mesh(settings.batch_size, mesh, len(run_keys))
-    checks.split_data(settings, mesh)
     this = common.run(
         settings,
         config,

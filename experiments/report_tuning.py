@@ -57,12 +57,11 @@ def _shared(part: Part) -> tuple[tuple[str, str], ...]:
 
 def _agent(part: Part) -> str:
     """The name of a row, without the hyper-parameters: ``iql, hl_gauss``."""
-    hyper = {
-        f"{name.removeprefix('agent.')}={x}"
-        for name, x in part.parameters.items()
-        if name.startswith("agent.")
-    }
-    return ", ".join(word for word in part.variant.split(", ") if word not in hyper)
+    name = part.variant
+    for parameter, x in part.parameters.items():
+        if parameter.startswith("agent."):
+            name = name.replace(f", {parameter.removeprefix('agent.')}={x}", "")
+    return name
 
 
 def _best(of_settings: Sequence[np.ndarray], *, rate: bool) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -450,9 +451,15 @@ def main(_: list[str]) -> None:
         raise ValueError("give the folder of a run: --run=runs/hopper-medium-regen-v5/iql-scalar")
     checks.not_negative(settings, "policy_estimates")
     if settings.policy_estimates:
-        found = estimates(settings)
-        show_estimates(found)
-        log.write_json(expanded(settings.run) / offline.ESTIMATES, found | log.provenance())
+        unused = ("environment", "episodes", "seed", "eval_processes")
+        if given := [name for name in unused if getattr(settings, name) != getattr(Settings, name)]:
+            print(
+                f"note: --{', --'.join(given)} are of episodes, and --policy_estimates plays none",
+                file=sys.stderr,
+            )
+        values = estimates(settings)
+        show_estimates(values)
+        log.write_json(expanded(settings.run) / offline.ESTIMATES, values | log.provenance())
         return
     common.note_unused(settings, "policy_estimates", "dataset", "data_folder")
     checks.at_least_one(settings, "episodes")

@@ -301,9 +301,13 @@ def _are_discounts(x: Any) -> bool:
     return isinstance(x, Discounts)
 
 
-def _check_discounts(config: Any, swept: Container[str], given: Mapping[str, float], batches: str) -> None:
+def _check_discounts(
+    config: Any, swept: Container[str], given: Mapping[str, float | None], batches: str
+) -> None:
     """Raises ValueError if ``batches`` depend on another discount than an agent's, or on one where it has several."""
     for name, value in given.items():
+        if value is None:
+            continue
         if name in swept:
             raise ValueError(
                 f"a sweep of {name}: {batches} with {name}={value:g} for all runs: "

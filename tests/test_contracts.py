@@ -794,6 +794,12 @@ def test_discounts_of_batches_and_of_agents_are_compared() -> None:
     ):
         runs.epoch(state, in_chunks, one)
 
+    # Steps whose rewards all have gamma say nothing of another discount within chunks.
+    deas = small("deas", discount=0.5, chunk_discount=0.9)
+    count = lambda state, batch, key: (state._replace(step=state.step + 1), {"loss": batch.reward.mean()})
+    runs = train.population(lambda config: Learner(count, count, count), deas, replay.sampler(BATCH), STEPS)
+    jax.eval_shape(runs.epoch, state, several, one)
+
     geometric = goals.Hindsight()
     draw = goals.sampler(BATCH, geometric, 0.99)
     for sample in (draw, shard.data_parallel(draw, shard.mesh())):

@@ -635,6 +635,11 @@ def test_a_sweep_says_what_one_gets_who_can_try_k_settings(
         variants = [{"parameters": {"t": i}, "scores": lifecycle.summary(folder, i, 4)} for i in range(4)]
         log.result(folder, {"updates": 20, "wall_seconds": 1.0, "variants": variants})
     (other / log.METRICS).unlink()
+    part = next(report_runs.read(plan))
+    of_lists = part._replace(
+        variant="iql, hidden=[8, 8], scalar", parameters=part.parameters | {"agent.hidden": [8, 8]}
+    )
+    assert report_tuning._agent(of_lists) == "iql, scalar"
     result = report.run([plan], str(tmp_path / "out"))
     row, lost = result["tuned"]
     assert (row["agent"], row["task"], len(row["variants"])) == ("iql, scalar", TASKS[0], 4)

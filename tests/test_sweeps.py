@@ -1038,6 +1038,24 @@ def test_a_setting_that_a_run_did_not_know_yet_had_the_effect_of_its_default(
     assert counted == [0]
 
 
+def test_a_default_that_there_was_once_is_that_of_today(counted: list[int], tmp_path: Path) -> None:
+    """Stored SAC runs stay results, and other values of that setting are still another run's."""
+    sweep = yaml.safe_load(Path(seeds_sweep(tmp_path, 0)).read_text())
+    sweep["parameters"]["agent"] = {"value": "sac_n"}
+    file = write(tmp_path / "sweep.yaml", sweep)
+    start(file, f"--workdir={tmp_path}")
+    for stored, fits in ((0.0, True), (-1.0, False)):
+        with stored_card(tmp_path) as card:
+            card["config"]["target_entropy"] = stored
+        with (
+            contextlib.nullcontext()
+            if fits
+            else pytest.raises(checkpoint.CheckpointError, match="target_entropy")
+        ):
+            start(file, f"--workdir={tmp_path}")
+    assert counted == [0]
+
+
 def test_a_metric_that_no_run_has_stops_the_sweep_and_loses_nothing(
     counted: list[int], tmp_path: Path
 ) -> None:

@@ -28,7 +28,9 @@ class Discounts:
     """
 
     discount: float  # gamma
-    chunk_discount: float  # of rewards within the steps
+    chunk_discount: (
+        float | None
+    )  # of rewards within the steps, where it is another one of the agent's settings
 
 
 class Dataset(NamedTuple):
@@ -125,7 +127,7 @@ def n_step(dataset: Dataset, n: int, discount: float, reward_discount: float | N
             ),
             has_next_action=last.has_next_action,
         ),
-        discounts=Discounts(discount, within),
+        discounts=Discounts(discount, reward_discount),
     )
 
 
