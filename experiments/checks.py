@@ -119,6 +119,20 @@ def chunk(settings: Any) -> None:
         )
 
 
+def several_steps(settings: Any) -> None:
+    """Raises ValueError, naming the flags, on returns over no number of steps, or a lambda of none."""
+    at_least_one(settings, "n_step")
+    if not 0 <= settings.td_lambda <= 1:
+        raise ValueError(
+            f"--td_lambda={settings.td_lambda} must be between 0 (one step) and 1 (all --n_step)"
+        )
+    if settings.td_lambda < 1 and settings.n_step == 1:
+        raise ValueError(
+            f"--td_lambda={settings.td_lambda} mixes returns over 1 to --n_step steps, and that is 1: give the most "
+            "steps in one, --n_step=16 say"
+        )
+
+
 def sizes(settings: Any, last: int) -> None:
     """Raises ValueError, naming the flag, on sizes of no run; a score is of the last ``last`` evaluations."""
     at_least_one(settings, "updates", "evaluations", "batch_size")

@@ -20,6 +20,7 @@ from rl.envs import entities
 from rl.replay import chunks, transform
 from rl.replay import dataset as replay
 from rl.replay.dataset import Dataset
+from rl.replay.source import Source
 from rl.replay.transform import Transform
 from rl.types import Actor, Learner, Spec, State
 from rl.values import heads
@@ -72,6 +73,14 @@ class Chunk:
 
     chunk: int = 1  # actions in each decision, of agents with continuous ones; 1: single actions
     replan_every: int = 0  # actions of a chunk that are executed before the next decision; 0: all
+
+
+@dataclasses.dataclass(frozen=True)
+class Returns:
+    """Settings: over how many steps the returns in targets are."""
+
+    n_step: int = 1  # n of n-step returns; with --td_lambda the most steps in one
+    td_lambda: float = 1.0  # lambda of TD(lambda): returns over 1 to --n_step steps, drawn; 1: all --n_step
 
 
 class Problem(NamedTuple):
@@ -252,17 +261,17 @@ def run(
     """
     flags.check(config)
     # Only where they are given: checkpoints from before these flags go on.
-    head = {} if head_start(settings) is None else {"head_start": settings.head_start}
-    for name in ("head_kappa", "head_sigma"):
-        if getattr(settings, name) != getattr(Head, name):
-            head[name] = getattr(settings, name)
+    given = {} if head_start(settings) is None else {"head_start": settings.head_start}
+    for name, usual in (("head_kappa", Head.head_kappa), ("head_sigma", Head.head_sigma), ("td_lambda", 1.0)):
+        if getattr(settings, name, usual) != usual:
+            given[name] = getattr(settings, name)
     place = folder(settings, task, variant)
     chosen = {name: getattr(settings, name) for name in identity}
     return lifecycle.Run(
         folder=place,
         card={
             "agent": settings.agent,
-            "settings": chosen | head | ({} if settings.overwrite else _kept(place, chosen)),
+            "settings": chosen | given | ({} if settings.overwrite else _kept(place, chosen)),
             "config": dataclasses.asdict(config),
             **card,
         },
@@ -385,7 +394,10 @@ def value_bounds(
 
 
 def rows(settings: Any, config: Any, dataset: Dataset | None) -> Any:
-    """What batches are drawn from: single steps, ``n_step`` of them as one, or chunks of actions; None for no data."""
+    """What batches are drawn from: single steps, ``n_step`` of them as one, or chunks of actions; None for no data.
+
+    Where the steps in a return are drawn (``td_lambda``) it is single steps, which `source` reads.
+    """
     if dataset is None:
         return None
     if settings.chunk > 1:  # where --n_step is 1
@@ -395,7 +407,16 @@ def rows(settings: Any, config: Any, dataset: Dataset | None) -> Any:
             f"--n_step={settings.n_step} sums the rewards of steps that follow each other, and the log holds single "
             "transitions in no order: leave it out"
         )
-    return replay.n_step(dataset, settings.n_step, discount(config))
+    return replay.n_step(dataset, settings.n_step if settings.td_lambda == 1 else 1, discount(config))
+
+
+def source(settings: Any, config: Any, batch_size: int) -> Source:
+    """The source of batches of what `rows` returns."""
+    if settings.chunk > 1:
+        return chunks.sampler(batch_size, settings.chunk)
+    if settings.td_lambda == 1:
+        return replay.sampler(batch_size)
+    return replay.lambda_sampler(batch_size, settings.n_step, discount(config), settings.td_lambda)
 
 
 def placed_state(arrays: Mapping[str, np.ndarray], like: State) -> State:

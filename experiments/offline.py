@@ -33,9 +33,8 @@ from experiments.common import Problem
 from rl import acting, agents, fitted_q, keys, lifecycle, shard, train
 from rl.agents import robust
 from rl.dynamics import ensemble, termination
-from rl.replay import chunks, transform
 from rl.replay import dataset as replay
-from rl.replay.source import Source
+from rl.replay import transform
 from rl.types import Key, Learner, Spec, State
 from rl.values.robust import REGULARISED
 
@@ -50,11 +49,10 @@ ESTIMATES = "policy_estimates.json"  # of a run that has ended, by `experiments.
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(logged.Settings, common.Chunk):
+class Settings(logged.Settings, common.Chunk, common.Returns):
     """Everything about a run that is not the agent's own."""
 
     agent: str = "iql"  # arsq bc cql cqn deas dqn edac fql ifql iql rebrac sac sac_n td3 td3_bc, or my.agent
-    n_step: int = 1  # n of n-step returns
     normalize_observations: bool = False  # standardise observations by the dataset's mean and deviation
     reward_scale: str = "1"  # factor on rewards; return_range divides by the range of returns over 1000 (IQL)
     reward_shift: float = 0.0  # added to every reward after scaling; -1 is usual for antmaze
@@ -125,7 +123,7 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
         variants=logged.parameters(sweep),
         leaves=(ESTIMATES,),
     )
-    example = source(settings, 2)(batches, jax.random.key(0), 0)  # shapes alone
+    example = common.source(settings, config, 2)(batches, jax.random.key(0), 0)  # shapes alone
     state = shard.place_state(jax.jit(population.init)(run_keys, example), mesh)
     start = common.begin(this, {"state": state, "dynamics": world})
     if start.result is not None:
@@ -216,7 +214,7 @@ def check(settings: Settings) -> None:
     logged.check(settings)
     checks.head_of_values(settings)
     checks.chunk(settings)
-    checks.at_least_one(settings, "n_step")
+    checks.several_steps(settings)
     checks.not_negative(settings, "policy_estimates")
     common.reward_scale(settings.reward_scale)
     checks.number("reward_shift", str(settings.reward_shift))
@@ -234,6 +232,7 @@ def check(settings: Settings) -> None:
             )
     reasons = {
         "chunk": "the actions of a chunk may lie on two devices",
+        "td_lambda": "the steps of a return may lie on two devices",
         "robust": "its model is fitted to all of the log, on one device",
         "policy_estimates": "they are fitted to all of the log, on one device",
     }
@@ -319,14 +318,9 @@ def learners(
         config,
         sweep,
         lambda config: wrap(make(config)),
-        source(settings, settings.batch_size),
+        common.source(settings, config, settings.batch_size),
         mesh,
     )
-
-
-def source(settings: Settings, batch_size: int) -> Source:
-    """The source of batches of the data, in chunks of actions where that is what the agent decides on."""
-    return replay.sampler(batch_size) if settings.chunk == 1 else chunks.sampler(batch_size, settings.chunk)
 
 
 @contextmanager

@@ -60,7 +60,7 @@ IDENTITY = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(interaction.Settings, common.Chunk):
+class Settings(interaction.Settings, common.Chunk, common.Returns):
     """Everything about a run that is not the agent's own."""
 
     agent: str = (
@@ -68,7 +68,6 @@ class Settings(interaction.Settings, common.Chunk):
     )
     head_low: float = float("nan")  # lower end of a categorical head's support; nan: as --init_from has it
     head_high: float = float("nan")  # upper end of a categorical head's support; nan: as --init_from has it
-    n_step: int = 1  # n of n-step returns
     priority: float = 0.0  # draws proportional to loss to this power (dqn, arsq, cqn); 0: uniform draws
     priority_correction: float = 0.5  # exponent of the importance weights of --priority
     reward_scale: str = ""  # factor on rewards, or return_range (of --offline_data); "": as --init_from, or 1
@@ -173,7 +172,7 @@ def make_trainer(
 def check(settings: Settings) -> None:
     """Raises ValueError, naming the flag, on numbers that no run can have."""
     interaction.check(settings)
-    checks.at_least_one(settings, "n_step")
+    checks.several_steps(settings)
     checks.not_negative(settings, "priority", "priority_correction")
     checks.chunk(settings)
     frames = stacked_frames(settings.env)
@@ -254,7 +253,7 @@ def parts(settings: Settings, config: Any, spec: Spec) -> tuple[Learner, online.
     )
     learner = common.learner(settings.agent, config, spec, head, settings.chunk, settings.replan_every)
     gamma, within = common.discounts(config)
-    several = (settings.n_step, gamma, settings.envs)
+    several = (settings.n_step, gamma, settings.envs, settings.td_lambda)
     frames = stacked_frames(settings.env)
     view = online.stacked_frames(frames, *several) if frames else online.steps(*several)
     if settings.chunk > 1:

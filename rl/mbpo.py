@@ -200,7 +200,8 @@ def replay(config: Config, learner: Learner, network: Ensemble, rhythm: Rhythm) 
 
     def of_environment(memory: Memory, key: Key, step: Array | int) -> Transition:
         del step
-        batch = view.transitions(memory.environment, view.draw(memory.environment, key, config.batch_size))
+        slots = view.draw(memory.environment, key, config.batch_size)
+        batch = view.transitions(memory.environment, slots, key)
         return source.of_origin(batch, source.ONLINE)
 
     def of_model(memory: Memory, key: Key, step: Array | int) -> Transition:

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from rl import acting, keys, masks, nest, train
-from rl.replay import chunks, demonstrations, frames, prioritised, ring, source
+from rl.replay import chunks, demonstrations, frames, prioritised, ring, source, traces
 from rl.replay import dataset as data
 from rl.types import Actor, Array, Key, Learner, Metrics, Spec, State, Transition
 
@@ -91,7 +91,7 @@ class View(NamedTuple):
 
     encode: Callable[[ring.Row], Any]  # rows as the learner sees them -> as they are kept
     draw: Callable[[ring.Ring, Key, int], Array]  # -> slots [B]
-    transitions: Callable[[ring.Ring, Array], Transition]  # slots [B] -> [B]
+    transitions: Callable[[ring.Ring, Array, Key], Transition]  # slots [B] -> [B]
     lookahead: int  # rows that must come after one before it can be read
     lookback: int  # how many of the oldest rows cannot be read
     chunk: int = 1  # actions in each transition
@@ -99,7 +99,7 @@ class View(NamedTuple):
     logged: Callable[[int], source.Source] = data.sampler  # how many -> the source of logged rows like these
 
 
-def steps(n: int = 1, discount: float | None = None, environments: int = 1) -> View:
+def steps(n: int = 1, discount: float | None = None, environments: int = 1, td_lambda: float = 1.0) -> View:
     """Rows that hold both observations, read as transitions over ``n`` steps (`ring.transitions`).
 
     Args:
@@ -107,19 +107,34 @@ def steps(n: int = 1, discount: float | None = None, environments: int = 1) -> V
       discount: the agent's gamma, where there is more than one step. It must be the same, which nothing here can
         check.
       environments: ``N``, as of the `loop`.
+      td_lambda: below 1, the lambda of TD(lambda) over at most ``n`` steps (`rl.replay.traces`). Logged data beside
+        them are then single steps, too.
 
     Raises:
-      ValueError: several steps without a discount.
+      ValueError: several steps without a discount, or a lambda outside of [0, 1].
     """
-    gamma = _gamma(n, discount)
+    gamma, lengths = _gamma(n, discount), _lengths(n, td_lambda)
     return View(
         encode=lambda row: row,
         draw=ring.draw,
-        transitions=lambda memory, slots: ring.transitions(memory, slots, n, gamma, environments),
+        transitions=lambda memory, slots, key: ring.transitions(
+            memory, slots, n, gamma, environments, lengths=lengths(key, len(slots))
+        ),
         lookahead=0,
         lookback=0,
         environments=environments,
+        logged=lambda size: (
+            data.sampler(size) if td_lambda == 1 else data.lambda_sampler(size, n, gamma, td_lambda)
+        ),
     )
+
+
+def _lengths(n: int, td_lambda: float) -> Callable[[Key, int], Array | None]:
+    """(key of a draw of rows, how many) -> steps of each transition; None where all have ``n``."""
+    traces.check(td_lambda)
+    if td_lambda == 1:
+        return lambda key, size: None
+    return lambda key, size: traces.lengths(jax.random.fold_in(key, 1), size, n, td_lambda)
 
 
 def _gamma(steps: int, discount: float | None) -> float:
@@ -151,7 +166,7 @@ def chunked(
     gamma = _gamma(length, discount)
     return steps(environments=environments)._replace(
         draw=lambda memory, key, size: ring.draw_whole(memory, key, size, length, environments),
-        transitions=lambda memory, slots: ring.action_chunks(
+        transitions=lambda memory, slots, key: ring.action_chunks(
             memory, slots, length, gamma, environments, reward_discount
         ),
         chunk=length,
@@ -159,24 +174,28 @@ def chunked(
     )
 
 
-def stacked_frames(depth: int, n: int = 1, discount: float | None = None, environments: int = 1) -> View:
+def stacked_frames(
+    depth: int, n: int = 1, discount: float | None = None, environments: int = 1, td_lambda: float = 1.0
+) -> View:
     """Rows that hold the newest of the ``depth`` frames seen, stacked when they are read (`rl.replay.frames`).
 
     Args:
       depth: frames in each observation.
-      n, discount, environments: as in `steps`.
+      n, discount, environments, td_lambda: as in `steps`.
 
     Raises:
-      ValueError: several steps without a discount.
+      ValueError: as `steps`.
     """
-    gamma = _gamma(n, discount)
-    return View(
+    several = steps(n, discount, environments, td_lambda)
+    gamma, lengths = _gamma(n, discount), _lengths(n, td_lambda)
+    return several._replace(
         encode=lambda row: frames.compress(row, depth),
         draw=lambda memory, key, size: frames.draw(memory, key, size, depth, n, environments),
-        transitions=lambda memory, slots: frames.transitions(memory, slots, depth, n, gamma, environments),
+        transitions=lambda memory, slots, key: frames.transitions(
+            memory, slots, depth, n, gamma, environments, lengths(key, len(slots))
+        ),
         lookahead=environments * n,
         lookback=environments * depth,
-        environments=environments,
     )
 
 
@@ -193,7 +212,7 @@ def uniform(learner: Learner, view: View, capacity: int, batch_size: int, *, log
 
     def newest(memory: ring.Ring, key: Key, step: Array | int) -> Transition:
         del step
-        batch = view.transitions(memory, view.draw(memory, key, batch_size - logged))
+        batch = view.transitions(memory, view.draw(memory, key, batch_size - logged), key)
         return source.of_origin(batch, source.ONLINE)
 
     if not logged:
@@ -285,19 +304,19 @@ def relabelling(learner: Learner, view: View, capacity: int, batch_size: int, *,
     if view.lookahead:
         raise ValueError("steps kept as single video frames cannot join the demonstrations: keep whole steps")
 
-    def marked(memory: demonstrations.Memory, slots: Array) -> Transition:
+    def marked(memory: demonstrations.Memory, slots: Array, key: Key) -> Transition:
         origin = jnp.where(demonstrations.is_marked(memory, slots), jnp.int32(source.LOGGED), source.ONLINE)
-        return view.transitions(memory.ring, slots)._replace(origin=origin)
+        return view.transitions(memory.ring, slots, key)._replace(origin=origin)
 
     def newest(memory: demonstrations.Memory, key: Key, step: Array | int) -> Transition:
         del step
-        return marked(memory, view.draw(memory.ring, key, batch_size - logged))
+        return marked(memory, view.draw(memory.ring, key, batch_size - logged), key)
 
     def demonstrated(data_and_memory: Any, key: Key, step: Array | int) -> Transition:
         dataset, memory = data_and_memory
         choice_key, log_key, ring_key = jax.random.split(key, 3)
-        joined = marked(memory, demonstrations.draw(memory, ring_key, logged))
-        known = source.of_origin(data.sampler(logged)(dataset, log_key, step), source.LOGGED)
+        joined = marked(memory, demonstrations.draw(memory, ring_key, logged), ring_key)
+        known = source.of_origin(view.logged(logged)(dataset, log_key, step), source.LOGGED)
         share = demonstrations.count(memory) / (demonstrations.count(memory) + data.size(dataset))
         which = jax.random.uniform(choice_key, (logged,)) < share
         return masks.select_rows(which, joined, known)
@@ -336,7 +355,7 @@ def prioritised_memory(
     def update(carried: _Prioritised, drawn: tuple[ring.Ring, Key], key: Key) -> tuple[_Prioritised, Metrics]:
         memory = prioritised.Memory(drawn[0], carried.tree, carried.highest)
         slots = prioritised.draw(memory.tree, drawn[1], batch_size)
-        batch = source.of_origin(view.transitions(memory.ring, slots), source.ONLINE)
+        batch = source.of_origin(view.transitions(memory.ring, slots, drawn[1]), source.ONLINE)
         weight = prioritised.weights(memory, slots, correction)
         state, metrics, priority = weighted(carried.state, batch, weight, key)
         memory = prioritised.update(memory, slots, (priority + 1e-10) ** exponent)

@@ -164,7 +164,7 @@ def test_the_view_of_an_online_run_passes_on_all_that_it_is_told() -> None:
     rows = ring.Row(seen, seen[:, :1], one, one, seen + np.float32([1, 0]), first)
     memory, slots, key = ring.Ring(rows, np.int32(0), np.int32(40)), np.array([0, 1, 5, 8]), jax.random.key(0)
     view = online.chunked(3, GAMMA, environments=2, reward_discount=WITHIN)
-    both = jax.jit(view.transitions)(memory, slots), READ(memory, slots, 3, GAMMA, 2, WITHIN)
+    both = jax.jit(view.transitions)(memory, slots, key), READ(memory, slots, 3, GAMMA, 2, WITHIN)
     jax.tree.map(np.testing.assert_array_equal, *both)
     drawn = jax.jit(view.draw, static_argnums=2)(memory, key, 20)
     np.testing.assert_array_equal(drawn, DRAW(memory, key, 20, 3, 2))

@@ -620,6 +620,9 @@ def test_every_script_has_help(tmp_path: Path) -> None:
         ({"chunk": 4, "policy_estimates": 5}, "--policy_estimates=5 and --chunk=4 cannot be combined"),
         ({"n_step": 0}, "--n_step must be at least 1, not 0"),
         ({"n_step": 3, "chunk": 4}, "--n_step=3 and --chunk=4 cannot be combined"),
+        ({"n_step": 3, "td_lambda": 1.5}, "--td_lambda=1.5 must be between 0"),
+        ({"td_lambda": 0.5}, "--td_lambda=0.5 mixes returns over 1 to --n_step steps, and that is 1"),
+        ({"n_step": 3, "td_lambda": 0.5, "split_data": True}, "--split_data and --td_lambda=0.5 cannot"),
         ({"n_step": 3, "robust": "kl"}, "--n_step=3 and --robust=kl cannot be combined"),
         ({"chunk": 4000}, "--chunk=4000 is longer than every episode of the data: the longest has"),
         ({"chunk": 4, "dataset": "synthetic-discrete"}, "--chunk=4: chunks are of continuous actions"),
@@ -1027,6 +1030,10 @@ def test_batches_of_several_steps_have_the_agents_discount() -> None:
     np.testing.assert_allclose(several.discount[whole], 0.25 * loaded.transitions.discount[whole + 2])
     assert common.rows(offline.Settings(), cloned, loaded) is loaded
     assert common.rows(chosen, cloned, None) is None
+    # Where lengths are drawn, rows are single steps, and the source says with which discount it joins them.
+    chosen = dataclasses.replace(chosen, td_lambda=0.5)
+    assert common.rows(chosen, cloned, loaded) is loaded
+    assert common.source(chosen, cloned, 2).discount == 0.5
 
 
 def test_an_agent_of_chunks_is_trained_and_evaluated_in_single_actions(tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ def test_the_view_of_an_online_run_reads_as_many_environments_as_it_has() -> Non
     @jax.jit
     def read() -> tuple[Any, Any]:
         slots, same = view.draw(memory, key, 50), frames.draw(memory, key, 50, DEPTH, 3, 2)
-        both = view.transitions(memory, slots), frames.transitions(memory, same, DEPTH, 3, GAMMA, 2)
+        both = view.transitions(memory, slots, key), frames.transitions(memory, same, DEPTH, 3, GAMMA, 2)
         return (slots, both[0]), (same, both[1])
 
     jax.tree.map(np.testing.assert_array_equal, *read())

@@ -571,7 +571,7 @@ def test_demonstrations_are_seen_as_the_agent_sees_its_own_steps(tmp_path: Path,
         ),
         pytest.param(
             "dqn",
-            {"env": "CartPole-v1", "priority": 0.5, "n_step": 2, "utd": 0.5},
+            {"env": "CartPole-v1", "priority": 0.5, "n_step": 2, "td_lambda": 0.8, "utd": 0.5},
             id="dqn, prioritised, every second step",
         ),
     ],

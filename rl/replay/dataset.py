@@ -11,10 +11,12 @@ import math
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from rl import nest
-from rl.replay.source import Source
+from rl import masks, nest
+from rl.replay import traces
+from rl.replay.source import Discounted, Source
 from rl.types import Array, Key, Transition
 
 
@@ -128,6 +130,49 @@ def n_step(dataset: Dataset, n: int, discount: float, reward_discount: float | N
             has_next_action=last.has_next_action,
         ),
         discounts=Discounts(discount, reward_discount),
+    )
+
+
+def lambda_sampler(batch_size: int, n: int, discount: float, td_lambda: float) -> Source:
+    """The source of ``batch_size`` transitions of a `Dataset` of single steps for TD(lambda): see `rl.replay.traces`.
+
+    Args:
+      batch_size: how many.
+      n: the most steps in one, at least 1. They end with their episode, as those of `n_step`.
+      discount: the agent's gamma.
+      td_lambda: lambda.
+
+    Raises:
+      ValueError: lambda outside of [0, 1].
+    """
+    traces.check(td_lambda)
+
+    def draw(dataset: Dataset, key: Key, step: Array | int = 0) -> Transition:
+        row_key, length_key = jax.random.split(key)
+        rows = jax.random.randint(row_key, (batch_size,), 0, size(dataset))
+        return over_steps(dataset, rows, traces.lengths(length_key, batch_size, n, td_lambda), n, discount)
+
+    return Discounted(draw, discount)
+
+
+def over_steps(dataset: Dataset, rows: Array, lengths: Array, n: int, discount: float) -> Transition:
+    """The transitions [B] from ``rows`` [B] over ``lengths`` [B] steps, at most ``n``; the rest is as in `n_step`."""
+    steps = dataset.transitions
+    following = jnp.minimum(rows[:, None] + jnp.arange(n), size(dataset) - 1)
+    over = dataset.last[following] | (steps.discount[following] == 0) | (following == size(dataset) - 1)
+    reached = jnp.cumsum(over, 1) - over == 0  # no end before the step
+    taken = reached & (jnp.arange(n) < lengths[:, None])
+    count = taken.sum(1)
+    end = rows + count - 1
+    action, known = steps.action[rows], steps.has_next_action[end] > 0
+    first, last = (jax.tree.map(lambda x, at=at: x[at], steps) for at in (rows, end))
+    weight = jnp.where(taken, discount ** jnp.arange(n, dtype=jnp.float32), 0.0)
+    return first._replace(
+        reward=(weight * steps.reward[following]).sum(1),
+        discount=discount ** (count - 1).astype(jnp.float32) * last.discount,
+        next_observation=last.next_observation,
+        next_action=jnp.where(masks.expand(known, action), last.next_action, action),
+        has_next_action=last.has_next_action,
     )
 
 

@@ -65,6 +65,7 @@ def transitions(
     n: int = 1,
     discount: float | Array = 1.0,
     stride: int = 1,
+    lengths: Array | None = None,
 ) -> Transition:
     """Transitions [B] over ``n`` steps, as `ring.transitions`, with observations [B, H, W, depth * C].
 
@@ -79,11 +80,12 @@ def transitions(
       n: steps, at least 1.
       discount: the agent's gamma.
       stride: environments.
+      lengths: [B], steps of each transition; by default ``n``.
     """
     slots = _before_cut(memory, slots, stride)
     rows, row = memory.rows, jnp.arange(slots.shape[0])
     following, unbroken = ring.follow(memory, slots, n + 1, stride)
-    length = unbroken[:, :n].sum(1)
+    length = (unbroken[:, :n] & ring.within(lengths, n)).sum(1)
     last = following[row, length - 1]
     cut = ~unbroken[row, length] & (rows.discount[last] > 0)
     steps = jnp.where(cut, jnp.maximum(length - 1, 1), length)

@@ -151,6 +151,7 @@ def transitions(
     discount: float | Array = 1.0,
     stride: int = 1,
     reward_discount: float | Array | None = None,
+    lengths: Array | None = None,
 ) -> Transition:
     """Transitions [B] over ``n`` steps, fewer where the episode or the ring ends.
 
@@ -165,16 +166,18 @@ def transitions(
       discount: the agent's gamma, ``g``.
       stride: environments.
       reward_discount: of rewards within the steps, in place of ``g``; by default ``g``.
+      lengths: [B], steps of each transition, 1 to ``n`` (`rl.replay.traces`); by default ``n``.
     """
     following, unbroken = follow(ring, slots, n + 1, stride)
-    taken, steps = unbroken[:, :n], unbroken[:, :n].sum(1)
+    taken = unbroken[:, :n] & within(lengths, n)
+    steps = taken.sum(1)
     row = jnp.arange(slots.shape[0])
     last, after = following[row, steps - 1], following[row, steps]
     known = unbroken[row, steps]
     rows = ring.rows
     action = rows.action[slots]
-    within = discount if reward_discount is None else reward_discount
-    weight = jnp.where(taken, within ** jnp.arange(n, dtype=jnp.float32), 0.0)
+    gamma = discount if reward_discount is None else reward_discount
+    weight = jnp.where(taken, gamma ** jnp.arange(n, dtype=jnp.float32), 0.0)
     return Transition(
         observation=jax.tree.map(lambda x: x[slots], rows.observation),
         action=action,
@@ -184,6 +187,11 @@ def transitions(
         next_action=jnp.where(masks.expand(known, action), rows.action[after], action),
         has_next_action=known.astype(jnp.float32),
     )
+
+
+def within(lengths: Array | None, n: int) -> Array:
+    """Which of ``n`` steps belong to transitions of these ``lengths`` [B], bool [B, n]; all where there are none."""
+    return jnp.bool_(True) if lengths is None else jnp.arange(n) < lengths[:, None]
 
 
 def action_chunks(
