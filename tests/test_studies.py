@@ -366,7 +366,7 @@ STORED = {
     "arsq": ["papers/arsq", "papers/arsq/finer"],
     "edge_of_reach": [f"papers/edge_of_reach{place}" for place in ("", "/support", "/corrections")],
     "model_quality": ["papers/model_quality", "papers/model_quality/critics_20"],
-    "bcoder_dsl": ["papers/bcoder_dsl"],
+    "bcoder_dsl": ["papers/bcoder_dsl", "papers/bcoder_dsl/ablations"],
     "bcoder_rank": ["papers/bcoder_rank"],
     "hecrl": ["papers/hecrl", "papers/hecrl/longer"],
     "hecrl_cubes": ["papers/hecrl_cubes"],
