@@ -596,8 +596,13 @@ def q_learning(s: Setting) -> tuple[Loss, Loss, Loss, float]:
     q_next, bonus = pick(slow, h.value(chooser).argmax(-1), 1), 0.0
     if temperature := getattr(c, "temperature", 0.0):
         q_next, bonus = soft_maximum(h, slow, temperature)
-    discount = c.discount * b.discount
-    backup = b.reward + discount * bonus, discount, q_next
+    discount, reward = c.discount * b.discount, b.reward
+    if munchausen := getattr(c, "munchausen", 0.0):
+        policy = special.softmax(h.value(outputs(s.target["q"], b.observation)) / temperature, -1)
+        chance = pick(policy[..., None], b.action, 1)[..., 0]
+        gained = np.maximum(temperature * np.log(chance), c.munchausen_floor)
+        reward = reward + munchausen * gained
+    backup = reward + discount * bonus, discount, q_next
     y = h.target(*backup)
 
     def logged(q: Tree) -> np.ndarray:
@@ -820,6 +825,7 @@ CASES: list[tuple[str, str, str, dict[str, Any]]] = [
     ("discrete", "dqn", "scalar", {"double": False}),
     ("discrete", "dqn", "scalar", {"temperature": 0.6}),
     ("discrete", "dqn", "c51", {"temperature": 0.6}),
+    ("discrete", "dqn", "hl_gauss", {"temperature": 0.6, "munchausen": 0.9, "munchausen_floor": -0.6}),
     ("discrete", "dqn", "c51", {"double": False, "target_period": 2, "target_rate": 1.0}),
 ]
 

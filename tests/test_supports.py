@@ -61,6 +61,14 @@ def test_the_entropy_of_a_soft_maximum_is_within() -> None:
     assert agents.target_range("dqn", dqn.Config(discount=1.0), HOPPER, 0.0, 10.0) == (-math.inf, math.inf)
 
 
+def test_what_munchausen_takes_off_rewards_is_within() -> None:
+    """The floor in every step, as little entropy as none: ``V = -1 + 0.9 * -0.5 + gamma V``, by iteration."""
+    config, v = dqn.Config(temperature=0.3, munchausen=0.9, munchausen_floor=-0.5, discount=0.9), 0.0
+    for _ in range(500):
+        v = -1.0 - 0.45 + 0.9 * v
+    assert agents.target_range("dqn", config, Spec((3,), 5, True), -10.0, 0.0)[0] == pytest.approx(v)
+
+
 def test_who_widens_and_who_does_not() -> None:
     config = {name: module.Config() for name, module in agents.AGENTS.items() if name not in agents.GOALS}
     wider = {n for n in config if agents.target_range(n, config[n], HOPPER, LOW, HIGH) != (LOW, HIGH)}

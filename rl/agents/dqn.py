@@ -16,6 +16,14 @@ included (soft Q-learning: Haarnoja et al. 2017; `rl.values.bellman.soft_max_act
 
     y   = r + gamma d alpha log sum_a exp( Q'(s', a) / alpha )
 
+With a weight ``munchausen`` above 0 as well it is Munchausen DQN (Vieillard, Pietquin & Geist 2020, equation 2), whose
+rewards gain the log-probability of the action under the soft policy ``pi' = softmax(Q' / alpha)``, clipped from below:
+
+    r + munchausen [ alpha log pi'(a | s) ]_floor^0
+
+Published settings for Atari: ``temperature=0.03, munchausen=0.9, munchausen_floor=-1``; with ``quantile`` it is a
+Munchausen QR-DQN (theirs is of IQN).
+
 It explores with probability epsilon, which falls from 1 to ``epsilon`` over ``epsilon_updates`` updates.
 """
 
@@ -53,6 +61,8 @@ class Config:
     discount: float = 0.99  # gamma, the weight of a reward that comes one step later
     double: bool = True  # choose the next action with the online network
     temperature: float = 0.0  # alpha of soft Q-learning, in units of value; 0: the largest value
+    munchausen: float = 0.0  # weight of the log-policy in rewards, with a temperature; 0: none
+    munchausen_floor: float = -1.0  # the least that alpha times the log-policy counts there, at most 0
     target_rate: float = 0.005  # Polyak step of the target network; 1 copies
     target_period: int = 1  # updates between steps of the target network (Dopamine: 2000 with target_rate 1)
     epsilon: float = 0.05  # how often it explores in the end
@@ -68,6 +78,15 @@ class Config:
         require_ranges(self)
         if isinstance(self.epsilon, int | float) and self.epsilon > 1:
             raise ValueError(f"epsilon={self.epsilon} must lie in [0, 1]: it is how often actions are random")
+        if not is_off(self.munchausen) and is_off(self.temperature):
+            raise ValueError(
+                f"munchausen={self.munchausen} weighs the log-probability of a soft policy, and temperature=0 is a "
+                "greedy one: give a temperature, such as 0.03"
+            )
+        if isinstance(self.munchausen_floor, int | float) and not self.munchausen_floor <= 0:
+            raise ValueError(
+                f"munchausen_floor={self.munchausen_floor} must be at most 0, as log-probabilities are"
+            )
 
 
 def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = optax.adam) -> Learner:
@@ -88,11 +107,22 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
         selector = network.apply(state.params["q"], observation) if config.double else q
         return bellman.double_q(head, q, selector), jnp.zeros(q.shape[:-2])
 
+    def log_policy(state: State, batch: Transition) -> Array | float:
+        """What Munchausen's rewards gain [B]."""
+        if is_off(config.munchausen):
+            return 0.0
+        q = head.value(network.apply(state.target["q"], batch.observation))
+        soft = bellman.at_action(bellman.soft_advantage(q, config.temperature)[..., None], batch.action)[
+            ..., 0
+        ]
+        return config.munchausen * jnp.clip(soft, config.munchausen_floor, 0.0)
+
     def weighted(state: State, batch: Transition, weight: Array, key: Key) -> tuple[State, Metrics, Array]:
         del key
         next_outputs, bonus = bootstrap(state, batch.next_observation)
         discount = config.discount * batch.discount
-        backup = (batch.reward + discount * bonus, discount, next_outputs)
+        reward = batch.reward + log_policy(state, batch)
+        backup = (reward + discount * bonus, discount, next_outputs)
         target, clipped = head.target(*backup), head.clipped(*backup).mean()
 
         def loss(params):
@@ -135,6 +165,10 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
 
 
 def target_range(config: Config, spec: Spec, low: float, high: float) -> tuple[float, float]:
-    """The range [low, high] of values, widened by the entropy of all steps to come, of at most log A each."""
-    steps = config.discount / (1 - config.discount)
-    return low, high + config.temperature * math.log(spec.action_size) * steps
+    """The range [low, high] of values, widened by the entropy of all steps to come, of at most log A each.
+
+    And by the least that Munchausen's rewards lose from this step on.
+    """
+    steps = 1 / (1 - config.discount)
+    high += config.temperature * math.log(spec.action_size) * config.discount * steps
+    return low + config.munchausen * config.munchausen_floor * steps, high

@@ -196,7 +196,7 @@ _NOT_NEGATIVE = (
     *("learning_rate", "policy_learning_rate", "value_learning_rate", "epsilon", "epsilon_updates"),
     *("temperature", "awr_temperature", "alpha", "initial_alpha", "low_alpha", "high_alpha"),
     *("weight", "target_gap", "weight_decay", "td_weight", "dominance_weight", "margin_weight", "margin"),
-    *("bc_weight", "cql_weight", "advantage_weight", "imitation_weight"),
+    *("munchausen", "bc_weight", "cql_weight", "advantage_weight", "imitation_weight"),
     *("policy_noise", "noise_clip", "exploration_noise", "deviations", "diversity"),
     *("policy_cloning", "critic_cloning"),
     *("eta", "max_subgoals"),
