@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from experiments import checks, common
-from rl import acting, agents, checkpoint, lifecycle
+from rl import acting, agents, checkpoint, lifecycle, on_device
+from rl.envs import functional, registry
 from rl.envs.stream import Stream
 from rl.interaction import Trainer
 from rl.replay import transform
@@ -137,7 +138,7 @@ def stepper(settings: Settings) -> Stream:
 def train(
     settings: Settings,
     run: lifecycle.Run,
-    trainer: Trainer,
+    trainer: Trainer | on_device.Trainer,
     learner: Learner,
     seen: Transform,
     initial: Callable[[], State | None] = lambda: None,
@@ -180,7 +181,7 @@ def train(
 
 def _learn(
     settings: Settings,
-    trainer: Trainer,
+    trainer: Trainer | on_device.Trainer,
     score: Callable[[State, int], dict[str, np.ndarray]],
     session: lifecycle.Session,
     folder: Path,
@@ -206,7 +207,7 @@ def _learn(
         session.keep(trainer.step, trainer.saved(), trainer.notes, due=saving)
 
 
-def _check(trainer: Trainer, error: Exception) -> None:
+def _check(trainer: Trainer | on_device.Trainer, error: Exception) -> None:
     """Raises `Diverged` from ``error`` if the learners have: what was not finite is theirs, and must not be saved."""
     try:
         trainer.check()
@@ -218,9 +219,17 @@ def _check(trainer: Trainer, error: Exception) -> None:
 def scorer(
     settings: Settings, learner: Learner, seen: Transform
 ) -> Iterator[Callable[[State, int], dict[str, np.ndarray]]]:
-    """A function (state, number of the evaluation) -> {"eval/...": [S, episodes]}, on the CPU."""
+    """A function (state, number of the evaluation) -> {"eval/...": [S, episodes]}.
+
+    On the CPU, or where the learner is if the environment is JAX, too.
+    """
     actor = acting.over_seeds(acting.actor(learner), STACKED)
     actor = acting.observing(actor, functools.partial(transform.observations, seen))
+    if registry.is_functional(settings.env):
+        world = functional.make(settings.env)
+        play = on_device.evaluator(world, actor, settings.eval_episodes, settings.seeds, settings.seed)
+        yield lambda state, index: {f"eval/{name}": x for name, x in play(state, index).items()}
+        return
     with common.evaluator(settings, actor, settings.env, settings.seeds) as episodes:
         yield common.on_cpu(episodes)
 

@@ -42,9 +42,11 @@ import jax
 from absl import app
 
 from experiments import checks, common, flags, init_from, interaction, presets
-from rl import agents, data, envs, keys, online
-from rl.envs.registry import stacked_frames, time_limit
+from rl import agents, data, envs, keys, on_device, online
+from rl.envs import functional
+from rl.envs.registry import is_functional, stacked_frames, time_limit
 from rl.envs.stream import Stream
+from rl.envs.world import World
 from rl.interaction import FINAL_SUCCESS, SUCCESS, Trainer
 from rl.replay import transform
 from rl.replay.transform import Transform
@@ -112,15 +114,20 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
     before = init_from.updates(settings) if settings.init_from else 0
     checks.schedules(config, before + int(settings.steps * settings.utd))
     with ExitStack() as stack:
-        stream = stack.enter_context(interaction.stepper(settings))
+        world: World | Stream
+        if is_functional(settings.env):
+            world = functional.make(settings.env)
+        else:
+            world = stack.enter_context(interaction.stepper(settings))
+        spec = world.spec
         if settings.init_from:
-            init_from.check_spec(settings, stream.spec)
-        loaded = mixture(settings, stream.spec)
+            init_from.check_spec(settings, spec)
+        loaded = mixture(settings, spec)
         agents.check_data(settings.agent, config, loaded.dataset.transitions if loaded else None)
         seen = init_from.transformation(settings, loaded)
-        learner, replay = parts(settings, config, stream.spec)
+        learner, replay = parts(settings, config, spec)
         logged = demonstrations(settings, config, seen, loaded) if loaded else None
-        trainer = make_trainer(settings, stream, learner, replay, seen, logged)
+        trainer = make_trainer(settings, world, learner, replay, seen, logged)
         this = common.run(
             settings,
             config,
@@ -131,16 +138,16 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
             about={
                 "preset": presets.stored("online", settings, "env"),
                 "support": init_from.support(settings),
-                **stream.spec._asdict(),
+                **spec._asdict(),
             },
             unit="steps",
             axis="environment steps",
             leaves=(interaction.ACTORS,),
         )
         initial_state = lambda: (
-            init_from.state(settings, config, learner, stream.spec) if settings.init_from else None
+            init_from.state(settings, config, learner, spec) if settings.init_from else None
         )
-        common.note_n_step(settings, config, stream.spec)
+        common.note_n_step(settings, config, spec)
         common.note_unused_head(settings)
         exported = interaction.exported(config)
         return interaction.train(settings, this, trainer, learner, seen, initial_state, **exported)
@@ -148,25 +155,24 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
 
 def make_trainer(
     settings: Settings,
-    stream: Stream,
+    world: World | Stream,
     learner: Learner,
     replay: online.Replay,
     seen: Transform,
     logged: Any,
-) -> Trainer:
+) -> Trainer | on_device.Trainer:
     """The environments and the learners in them; with ``--init_from``, no action is drawn at random."""
-    return Trainer(
-        stream,
-        learner,
-        replay,
-        keys.seeds(jax.random.key(settings.seed), settings.seeds),
-        rhythm=interaction.rhythm(settings),
-        learning_starts=settings.learning_starts,
-        random=0 if settings.init_from else settings.learning_starts,
-        seen=seen,
-        logged=logged,
-        success=success(settings),
-    )
+    run_keys = keys.seeds(jax.random.key(settings.seed), settings.seeds)
+    options: dict[str, Any] = {
+        "rhythm": interaction.rhythm(settings),
+        "learning_starts": settings.learning_starts,
+        "random": 0 if settings.init_from else settings.learning_starts,
+        "seen": seen,
+        "logged": logged,
+    }
+    if isinstance(world, World):
+        return on_device.Trainer(world, learner, replay, run_keys, **options)
+    return Trainer(world, learner, replay, run_keys, success=success(settings), **options)
 
 
 def check(settings: Settings) -> None:
@@ -199,6 +205,11 @@ def check(settings: Settings) -> None:
     if success(settings) is not None and settings.priority:
         raise ValueError(
             "--priority and --relabel_success cannot be combined: draws of demonstrations are uniform"
+        )
+    if success(settings) is not None and is_functional(settings.env):
+        raise ValueError(
+            "--relabel_success is not for environments in pure JAX (gymnax/, jax/), which step on the device: leave it "
+            "out"
         )
     if success(settings) is not None and frames:
         raise ValueError(

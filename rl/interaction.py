@@ -193,11 +193,7 @@ class Trainer:
         """The metrics since the last `read`. Raises `train.Diverged` if one was not finite, or an action is not."""
         report = jax.device_get(online.reading(self.carry.tally))
         train.check_finite(report)
-        if not np.isfinite(self.action).all():  # after a gradient that was not: no metric has seen it yet
-            raise train.Diverged(
-                f"the policy's actions are not finite after {self.step} steps: lower the learning rate, check the "
-                "reward scale, or use a head with a bounded support (--head=hl_gauss)"
-            )
+        online.check_actions(self.action, self.step)
         return report
 
     def read(self) -> dict[str, np.ndarray]:
@@ -207,11 +203,7 @@ class Trainer:
           train.Diverged: a metric was not finite.
         """
         report = self.check()
-        metrics = {
-            f"train/{name}": np.asarray(value)
-            for name, value in report.metrics.items()
-            if np.isfinite(value).all()
-        }
+        metrics = online.known(report)
         self.carry = self.carry._replace(tally=online.fresh_sums(sorted(report.metrics), self._seeds))
         finished, self._stream.finished = self._stream.finished, []
         for place, name in ((1, "return"), (2, "length")):

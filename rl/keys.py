@@ -11,13 +11,15 @@ root by way of a purpose, and a key that has purposes is used for nothing else:
         ├── init
         ├── update: number of the update, and there one key to draw the batch and one to learn from it
         ├── act: number of the step
+        ├── world: number of the step, of environments that are JAX (`rl.on_device`)
         ├── rollout: number of the update before, or of the fit (`rl.mbpo`)
         ├── dynamics, untrained_dynamics: of a model of its own; online, number of the fit
         ├── permutation: of the dimensions that a model's loss weighs, as a control
         ├── validate: number of the batch, as below update
         └── fitted_q
 
-`rl.train`, `rl.online`, `rl.model_based` and `rl.mbpo` take the keys of seeds and find these purposes themselves.
+`rl.train`, `rl.online`, `rl.on_device`, `rl.model_based` and `rl.mbpo` take the keys of seeds and find these purposes
+themselves.
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ PURPOSES = (
     "untrained_dynamics",
     "update",
     "validate",
+    "world",
 )
 
 

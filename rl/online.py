@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from rl import acting, keys, masks, nest, train
 from rl.replay import chunks, demonstrations, frames, prioritised, ring, source, traces
@@ -418,23 +419,23 @@ def loop(
             "rl.online.steps, chunked or stacked_frames"
         )
     explorer = acting.resetting(acting.explorer(learner))
-    act = functools.partial(_act, spec, explorer, keys.of(run_keys, "act"))
+    act = functools.partial(choose, spec, explorer, keys.of(run_keys, "act"))
 
     def init() -> Carry:
-        return _fresh(learner, spec, replay, explorer, run_keys, environments, observation_type)
+        return fresh(learner, spec, replay, explorer, run_keys, environments, observation_type)
 
     def begin(carry: Carry, observation: Any, random: bool) -> tuple[Carry, Array]:
         first = jnp.ones_like(carry.first)
         return act(carry._replace(seen=jax.tree.map(jnp.asarray, observation), first=first), random)
 
     def store(memory: Any, seen: Any, action: Array, first: Array, outcome: Step) -> tuple[Any, Any, Array]:
-        return _store(replay, memory, seen, action, first, outcome)
+        return remember(replay, memory, seen, action, first, outcome)
 
     def learn(
         carry: Carry, priorities: Any, rows: Any, logged: Any, updates: int, random: bool
     ) -> tuple[Carry, Any, Array]:
         if updates:
-            carry, priorities = _update(replay, run_keys, carry, priorities, rows, logged, updates)
+            carry, priorities = improve(replay, run_keys, carry, priorities, rows, logged, updates)
         carry, action = act(carry, random)
         return carry, priorities, action
 
@@ -463,7 +464,7 @@ def loop(
     )
 
 
-def _fresh(
+def fresh(
     learner: Learner,
     spec: Spec,
     replay: Replay,
@@ -495,7 +496,7 @@ def _fresh(
     )
 
 
-def _act(spec: Spec, explorer: Actor, act_keys: Key, carry: Carry, random: bool) -> tuple[Carry, Array]:
+def choose(spec: Spec, explorer: Actor, act_keys: Key, carry: Carry, random: bool) -> tuple[Carry, Array]:
     """The next actions [S, N, ...], of the policy or uniformly ``random``."""
 
     def one(state: State, memory: Any, seen: Any, first: Array, key: Key) -> tuple[Array, Any]:
@@ -516,7 +517,7 @@ def _act(spec: Spec, explorer: Actor, act_keys: Key, carry: Carry, random: bool)
     return carry._replace(action=stored, policy_memory=memory, time=carry.time + 1), action
 
 
-def _store(
+def remember(
     replay: Replay, memory: Any, seen: Any, action: Array, first: Array, outcome: Step
 ) -> tuple[Any, Any, Array]:
     """The memory with the step that was made, what is seen now, and where an episode starts with it."""
@@ -526,7 +527,7 @@ def _store(
     return memory, now, outcome.scalar[2] > 0
 
 
-def _update(
+def improve(
     replay: Replay, run_keys: Key, carry: Carry, priorities: Any, rows: Any, logged: Any, updates: int
 ) -> tuple[Carry, Any]:
     """Carry and priorities of the memory after this many ``updates``."""
@@ -555,6 +556,21 @@ def reading(sums: MetricSums) -> train.Report:
     """The mean of each metric over all updates since `fresh_sums`; NaN if there were none."""
     calls = sums.calls.astype(jnp.float32)
     return train.Report({name: total / calls for name, total in sums.total.items()}, sums.bad_step)
+
+
+def known(report: train.Report) -> dict[str, np.ndarray]:
+    """The metrics of a report as {"train/...": [S]}, without those of which there is nothing yet."""
+    metrics = {f"train/{name}": np.asarray(value) for name, value in report.metrics.items()}
+    return {name: value for name, value in metrics.items() if np.isfinite(value).all()}
+
+
+def check_actions(action: np.ndarray, step: int) -> None:
+    """Raises `train.Diverged` for actions that are not finite: those of a gradient that was not, before its metrics."""
+    if not np.isfinite(action).all():
+        raise train.Diverged(
+            f"the policy's actions are not finite after {step} steps: lower the learning rate, check the "
+            "reward scale, or use a head with a bounded support (--head=hl_gauss)"
+        )
 
 
 def _count(sums: MetricSums, report: train.Report) -> MetricSums:

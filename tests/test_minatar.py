@@ -25,11 +25,12 @@ def test_a_game_is_the_one_of_gymnax_seen_as_a_vector() -> None:
     ended = 0
     for number in range(40):  # nobody moves: the ball is lost before that
         keys = jax.random.split(jax.random.key(number), 2)
-        row, after, state, over = stepping(keys, state, jnp.zeros(2, jnp.int32))
-        np.testing.assert_array_equal(row["discount"], ~over)  # far from the time limit
-        same = (row["next_observation"] == after).all(1)
-        assert (same | over).all()  # what is remembered is not the next episode's start
-        ended += int(over.sum())
+        made = stepping(keys, state, jnp.zeros(2, jnp.int32))
+        state = made.state
+        np.testing.assert_array_equal(made.terminated, made.first)  # far from the time limit
+        same = (made.next_observation == made.observation).all(1)
+        assert (same | made.first).all()  # what is remembered is not the next episode's start
+        ended += int(made.first.sum())
     assert ended
 
 
@@ -41,7 +42,8 @@ def test_actions_are_sticky() -> None:
     seen, world = game.reset(jax.random.split(jax.random.key(0), count))
     keys = jax.random.split(jax.random.key(1), count)
     right = jnp.full(count, 2, jnp.int32)
-    _, after, _, ended = game.step(keys, world, right)
+    made = game.step(keys, world, right)
+    after, ended = made.observation, made.first
     paddle = lambda cells: np.asarray(cells).reshape(count, 10, 10, -1)[..., 0].argmax(2)[:, -1]
     moved = (paddle(after) != paddle(seen))[~np.asarray(ended)]
     assert abs(moved.mean() - (1 - 0.1)) < 0.02

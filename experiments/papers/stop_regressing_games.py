@@ -32,7 +32,7 @@ from experiments import studies
 from rl import online, plot, statistics, train
 from rl.agents import dqn
 from rl.envs import minatar
-from rl.envs.minatar import Game
+from rl.envs.world import World
 from rl.replay import ring
 from rl.types import Array, Key, Learner, State, Transition
 from rl.values import heads
@@ -125,7 +125,7 @@ def train_one(settings: Settings, name: str, head: str, work: studies.Work) -> n
     return learn(settings, minatar.make(name), head)
 
 
-def learn(settings: Settings, game: Game, name: str) -> np.ndarray:
+def learn(settings: Settings, game: World, name: str) -> np.ndarray:
     """Scores [evaluations, S] of DQN with the head called ``name``."""
     head = heads.make(name, *SUPPORT, OUTPUTS)
     config = dqn.Config(
@@ -153,7 +153,7 @@ def sample(memory: ring.Ring, key: Key, step: Array | int = 0) -> Transition:
     )
 
 
-def one(settings: Settings, game: Game, learner: Learner, key: Key) -> Array:
+def one(settings: Settings, game: World, learner: Learner, key: Key) -> Array:
     """One seed's scores [evaluations]."""
     init_key, world_key, run_key = jax.random.split(key, 3)
     seen, world = game.reset(jax.random.split(world_key, ENVIRONMENTS))
@@ -190,18 +190,19 @@ def one(settings: Settings, game: Game, learner: Learner, key: Key) -> Array:
 
 
 def act(
-    game: Game, learner: Learner, state: State, now: tuple[Array, Array, Any], key: Key
+    game: World, learner: Learner, state: State, now: tuple[Array, Array, Any], key: Key
 ) -> tuple[Any, ring.Row]:
     """One step of all environments."""
     seen, first, world = now
     choice_key, step_key = jax.random.split(key)
     assert learner.explore is not None
     action = learner.explore(state, seen.astype(jnp.float32), choice_key)
-    row, after, world, ended = game.step(jax.random.split(step_key, ENVIRONMENTS), world, action)
-    return (after, ended, world), ring.Row(observation=seen, action=action, first=first, **row)
+    made = game.step(jax.random.split(step_key, ENVIRONMENTS), world, action)
+    row = ring.Row(seen, action, made.reward, 1.0 - made.terminated, made.next_observation, first)
+    return (made.observation, made.first, made.state), row
 
 
-def evaluate(game: Game, learner: Learner, state: State, key: Key) -> Array:
+def evaluate(game: World, learner: Learner, state: State, key: Key) -> Array:
     """Mean return of the first episode of each of `EVALUATED` environments."""
     keys = jax.random.split(key, LONGEST + 1)
     seen, world = game.reset(jax.random.split(keys[0], EVALUATED))
@@ -209,8 +210,8 @@ def evaluate(game: Game, learner: Learner, state: State, key: Key) -> Array:
     def step(now: tuple[Array, Any, Array], key: Key) -> tuple[tuple[Array, Any, Array], Array]:
         seen, world, running = now
         action = learner.act(state, seen.astype(jnp.float32), key)
-        row, seen, world, ended = game.step(jax.random.split(key, EVALUATED), world, action)
-        return (seen, world, running & ~ended), jnp.where(running, row["reward"], 0.0)
+        made = game.step(jax.random.split(key, EVALUATED), world, action)
+        return (made.observation, made.state, running & ~made.first), jnp.where(running, made.reward, 0.0)
 
     start = seen, world, jnp.ones(EVALUATED, bool)
     return jax.lax.scan(step, start, keys[1:])[1].sum(0).mean()

@@ -6,24 +6,15 @@ whatever was chosen. What is seen are the cells, 10 x 10 by kinds of object, as 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rl.envs.world import Outcome, World
 from rl.types import Array, Key, Spec
-
-
-class Game(NamedTuple):
-    """An environment as pure functions of many copies; see gymnax for its state."""
-
-    spec: Spec
-    reset: Callable[[Key], tuple[Array, Any]]  # keys [N] -> observations [N, O] uint8, states
-    # keys [N], states, actions [N] -> rows without `first`, what is seen next, states, whether episodes ended
-    step: Callable[[Key, Any, Array], tuple[dict[str, Array], Array, Any, Array]]
 
 
 def names() -> list[str]:
@@ -32,10 +23,10 @@ def names() -> list[str]:
     Raises:
       ImportError: gymnax is not installed.
     """
-    return [name for name in _gymnax().registered_envs if "MinAtar" in name]
+    return [name for name in gymnax().registered_envs if "MinAtar" in name]
 
 
-def make(name: str, sticky: float = 0.1) -> Game:
+def make(name: str, sticky: float = 0.1) -> World:
     """A game; after the end of an episode the next one begins.
 
     Args:
@@ -45,7 +36,7 @@ def make(name: str, sticky: float = 0.1) -> Game:
     Raises:
       ImportError: gymnax is not installed.
     """
-    environment, params = _gymnax().make(name)
+    environment, params = gymnax().make(name)
 
     def flat(observation: Array) -> Array:
         return observation.reshape(observation.shape[0], -1).astype(jnp.uint8)
@@ -54,28 +45,27 @@ def make(name: str, sticky: float = 0.1) -> Game:
         observation, state = jax.vmap(environment.reset, (0, None))(keys, params)
         return flat(observation), (state, jnp.zeros(len(keys), jnp.int32))
 
-    def step(keys: Key, world: Any, chosen: Array) -> tuple[dict[str, Array], Array, Any, Array]:
+    def step(keys: Key, world: Any, chosen: Array) -> Outcome:
         state, before = world
         stuck = jax.vmap(lambda key: jax.random.bernoulli(jax.random.fold_in(key, 1), sticky))(keys)
         action = jnp.where(stuck, before, chosen)
         seen, state, reward, terminated, truncated, info = jax.vmap(environment.step, (0, 0, 0, None))(
             keys, state, action, params
         )
-        row = {
-            "reward": reward.astype(jnp.float32),
-            "discount": 1.0 - terminated,
-            "next_observation": flat(info["final_observation"]),
-        }
         ended = terminated | truncated
-        return row, flat(seen), (state, jnp.where(ended, 0, action)), ended
+        world = state, jnp.where(ended, 0, action)
+        return Outcome(
+            flat(info["final_observation"]), reward.astype(jnp.float32), terminated, flat(seen), ended, world
+        )
 
     size = int(np.prod(environment.observation_space(params).shape))
-    return Game(Spec((size,), environment.action_space(params).n, discrete=True), reset, step)
+    return World(Spec((size,), environment.action_space(params).n, discrete=True), reset, step)
 
 
-def _gymnax() -> ModuleType:
+def gymnax() -> ModuleType:
+    """The package. Raises ImportError, saying how to install it, where it is not."""
     try:
         import gymnax
     except ImportError as error:
-        raise ImportError("MinAtar's games need gymnax: pip install --no-deps gymnax") from error
+        raise ImportError("these environments need gymnax: pip install --no-deps gymnax") from error
     return gymnax

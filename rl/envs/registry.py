@@ -54,6 +54,8 @@ def make(name: str, *, seed: int | None = None) -> gymnasium.Env:
     stand distractors that are added to observations: ``Hopper-v5+distractors10``, ``Hopper-v5+noise10``
     (`rl.envs.distractors`); in ``goals/cube-double-v0+entities`` the scene is a set of objects (`rl.envs.entities`). A
     name of the form ``module:Name-v0`` imports ``module`` first, which registers it: an environment of your own.
+    ``gymnax/CartPole-v1`` and ``jax/Pendulum-v1`` are environments in pure JAX (`rl.envs.functional`), stepped on the
+    CPU.
 
     Observations become float32: vectors [D], or histories [T, D] where they have two axes. Images [H, W, C] of uint8
     keep their shape and type. Dictionaries of arrays, nested ones too, become plain dicts of these. Continuous actions
@@ -115,6 +117,11 @@ def first_action(env: gymnasium.Env) -> int:
     return 0
 
 
+def is_functional(name: str) -> bool:
+    """Whether the environment is JAX's arrays and functions (`rl.envs.functional`)."""
+    return name.startswith(("gymnax/", "jax/"))
+
+
 def stacked_frames(name: str) -> int:
     """How many frames each observation of the environment stacks, where only the newest is new; 0 elsewhere."""
     return atari.STACK if _is_atari(name) else pixels.STACK if name.startswith(pixels.PREFIX) else 0
@@ -135,11 +142,13 @@ def time_limit(name: str) -> int:
 def registered(name: str) -> gymnasium.envs.registration.EnvSpec | None:
     """What an environment's name, without a prefix or suffix of ours, is registered with; None where that is nothing.
 
-    Of a name without a version it is the newest, as `make` takes it.
+    Of a name without a version it is the newest, as `make` takes it. Environments in pure JAX are never registered.
 
     Raises:
         ImportError: the package or module that registers such names cannot be imported.
     """
+    if is_functional(name):
+        return None
     module, _, name = name.rpartition(":")
     with _quiet():
         importlib.import_module(module) if module else _register(name)
@@ -149,6 +158,9 @@ def registered(name: str) -> gymnasium.envs.registration.EnvSpec | None:
 
 def _build(name: str) -> gymnasium.Env:
     """The environment as its authors made it, with its time limit, or that environment from pixels or with goals."""
+    if is_functional(name):  # its module imports JAX, which nothing here does by itself
+        functional: Any = importlib.import_module("rl.envs.functional")
+        return functional.Stepped(name)
     if name.startswith(pixels.PREFIX):
         return pixels.from_pixels(_task(name.removeprefix(pixels.PREFIX), pixels.OPTIONS))
     for prefix in (goals.TASKS, goals.RANDOM):

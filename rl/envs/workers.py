@@ -154,6 +154,8 @@ def vector(name: str, count: int, processes: int | None = None) -> Vector:
     """
     if count < 1:
         raise ValueError(f"count must be at least 1, got {count}")
+    if registry.is_functional(name):
+        processes = 0  # they are JAX, which no worker holds
     if processes is None:
         processes = _cores()
     if processes < 0:

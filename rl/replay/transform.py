@@ -104,8 +104,13 @@ def _range(returns: np.ndarray) -> float:
 
 def rewards(transform: Transform, reward: Any) -> np.ndarray:
     """Rewards [...] as the agent sees them, float32, on the host."""
-    scaled = transform.reward_scale * reward + transform.reward_shift
-    return np.asarray(np.clip(scaled, -1, 1) if transform.clip_rewards else scaled, np.float32)
+    return np.asarray(scaled(transform, np.asarray(reward)), np.float32)
+
+
+def scaled(transform: Transform, reward: Any) -> Any:
+    """Rewards [...] as the agent sees them: an array of NumPy or JAX, as it came."""
+    moved = transform.reward_scale * reward + transform.reward_shift
+    return moved.clip(-1, 1) if transform.clip_rewards else moved
 
 
 def observations(transform: Transform, observation: Any) -> Any:

@@ -1,0 +1,183 @@
+"""Environments that are functions of JAX's arrays, so that acting and learning are one compiled program.
+
+Many copies step together, and where an episode is over the next one begins in the same step. By name:
+
+| name | environment |
+|---|---|
+| ``gymnax/CartPole-v1`` | one of gymnax (Lange 2022); MinAtar's games with sticky actions (`rl.envs.minatar`) |
+| ``jax/Pendulum-v1``, ``jax/CartPoleSwingUp-v0`` | `rl.envs.pendulum` and `rl.envs.cartpole_swingup` |
+| ``jax/module.function`` | one of your own: a function without arguments that returns a `World` |
+
+`rl.on_device` learns in them. `Stepped` is one copy as gymnasium has it, for whatever steps environments on the host.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+from gymnasium import spaces
+
+from rl import masks, nest
+from rl.envs import cartpole_swingup, minatar, pendulum
+from rl.envs.world import Outcome, World
+from rl.types import Array, Key, Spec
+
+__all__ = ["GYMNAX", "OURS", "Outcome", "Stepped", "World", "make", "timed"]
+
+GYMNAX, OURS = "gymnax/", "jax/"  # what names start with
+
+
+def make(name: str) -> World:
+    """The environment of a name as in the table above.
+
+    Raises:
+      ImportError: gymnax, or the module of one of your own, cannot be imported.
+      ValueError: an unknown name, or spaces that agents here cannot use.
+    """
+    base = name.removeprefix(GYMNAX).removeprefix(OURS)
+    if name.startswith(GYMNAX):
+        return _of_gymnax(name, base)
+    ours = {"Pendulum-v1": pendulum, "CartPoleSwingUp-v0": cartpole_swingup}
+    if base in ours:
+        return timed(ours[base].SPEC, ours[base].reset, ours[base].step, ours[base].LIMIT)
+    module, _, function = base.rpartition(".")
+    maker = getattr(importlib.import_module(module), function, None) if module else None
+    if not callable(maker):
+        raise ValueError(
+            f"unknown environment {name!r}: in pure JAX there are {', '.join(OURS + x for x in ours)}, those of "
+            f"gymnax ({GYMNAX}CartPole-v1) and your own ({OURS}module.function, which returns a "
+            "rl.envs.functional.World)"
+        )
+    return maker()
+
+
+def timed(
+    spec: Spec,
+    reset: Callable[[Key, int], Array],
+    step: Callable[[Array, Array], tuple[Array, Array]],
+    limit: int,
+) -> World:
+    """The world of an environment whose state is its observation, and whose episodes a time limit alone ends.
+
+    Args:
+      spec: of the environment.
+      reset: (key, N) -> first observations [N, O].
+      step: (observations [N, O], actions [N, D]) -> next observations [N, O], rewards [N].
+      limit: steps of an episode.
+    """
+    start = jax.vmap(lambda key: reset(key, 1)[0])
+
+    def begin(keys: Key) -> tuple[Array, Any]:
+        observation = start(keys)
+        return observation, (observation, jnp.zeros(len(keys), jnp.int32))
+
+    def advance(keys: Key, state: Any, action: Array) -> Outcome:
+        observation, count = state
+        following, reward = step(observation, action)
+        over = count + 1 == limit
+        now = masks.select_rows(over, start(keys), following)
+        alive = jnp.zeros(over.shape, bool)
+        return Outcome(following, reward, alive, now, over, (now, jnp.where(over, 0, count + 1)))
+
+    return World(spec, begin, advance)
+
+
+def _of_gymnax(name: str, base: str) -> World:
+    gymnax = minatar.gymnax()
+    if base not in gymnax.registered_envs:
+        raise ValueError(f"unknown environment {name!r}: gymnax has {', '.join(gymnax.registered_envs)}")
+    return minatar.make(base) if "MinAtar" in base else _vectors(gymnax, name, base)
+
+
+def _vectors(gymnax: ModuleType, name: str, base: str) -> World:
+    """One of gymnax's environments with observations [O] of float32 and actions in [-1, 1], or integers from 0."""
+    environment, params = gymnax.make(base)
+    box, actions = environment.observation_space(params), environment.action_space(params)
+    discrete = hasattr(actions, "n")
+    if not hasattr(box, "low") or not (discrete or hasattr(actions, "low")):
+        raise ValueError(
+            f"environment {name!r} observes {box} and takes {actions}, but agents here take arrays (Box) and act with "
+            "one integer (Discrete) or with a real vector between finite bounds (Box)"
+        )
+    flat = lambda x: jnp.reshape(x, (x.shape[0], -1)).astype(jnp.float32)
+    shape = tuple(getattr(actions, "shape", ()))
+    size = int(actions.n) if discrete else math.prod(shape)
+
+    def theirs(action: Array) -> Array:
+        if discrete:
+            return action
+        unit = jnp.clip(action, -1, 1).reshape(-1, *shape)
+        return actions.low + (unit + 1) / 2 * (actions.high - actions.low)
+
+    def begin(keys: Key) -> tuple[Array, Any]:
+        observation, state = jax.vmap(environment.reset, (0, None))(keys, params)
+        return flat(observation), state
+
+    def advance(keys: Key, state: Any, action: Array) -> Outcome:
+        observation, state, reward, terminated, truncated, info = jax.vmap(environment.step, (0, 0, 0, None))(
+            keys, state, theirs(action), params
+        )
+        return Outcome(
+            flat(info["final_observation"]),
+            reward.astype(jnp.float32),
+            terminated,
+            flat(observation),
+            terminated | truncated,
+            state,
+        )
+
+    return World(Spec((math.prod(box.shape),), size, discrete), begin, advance)
+
+
+class Stepped(gymnasium.Env):
+    """One copy of a `World` for whatever steps environments on the host, on the CPU; made by `rl.envs.make`."""
+
+    def __init__(self, name: str):
+        world = make(name)
+        self._device = jax.local_devices(backend="cpu")[0]
+        self._begin, self._advance = jax.jit(world.reset), jax.jit(world.step)
+        self._key, self._time, self._state = jax.random.key(0), 0, None
+        spec = world.spec
+        self.observation_space = spaces.Box(-np.inf, np.inf, spec.observation_shape, np.float32)
+        one = (spec.action_size,)
+        self.action_space = (
+            spaces.Discrete(spec.action_size) if spec.discrete else spaces.Box(-1.0, 1.0, one, np.float32)
+        )
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict]:
+        """The first observation of an episode, which depends on the seed alone; without one, on what was played."""
+        del options
+        with jax.default_device(self._device):
+            if seed is not None:
+                self._key, self._time = jax.random.key(seed), 0
+            observation, self._state = self._begin(self._keys())
+        return self._array(observation), {}
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict]:
+        """As gymnasium's."""
+        with jax.default_device(self._device):
+            outcome = self._advance(self._keys(), self._state, jnp.asarray(action)[None])
+        self._state = outcome.state
+        ended, terminated = bool(outcome.first[0]), bool(outcome.terminated[0])
+        return (
+            self._array(outcome.next_observation),
+            float(outcome.reward[0]),
+            terminated,
+            ended and not terminated,
+            {},
+        )
+
+    def _keys(self) -> Key:
+        self._time += 1
+        return jax.random.fold_in(self._key, self._time)[None]
+
+    def _array(self, observation: Any) -> Any:
+        return nest.map_structure(lambda x: np.asarray(x[0], np.float32), observation)

@@ -1,0 +1,290 @@
+"""Learning while acting where the environment is JAX, too (`rl.envs.functional`): acting and learning in one program.
+
+What a step does, and in which order, is that of `rl.online`, whose parts these are: the environments move, what came
+of it is remembered, updates follow where they are due, the next action is chosen. Here many such steps are one loop on
+the device, with which the host exchanges nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rl import acting, keys, online, train
+from rl.envs.world import World
+from rl.interaction import Progress
+from rl.replay import transform
+from rl.replay.transform import Transform
+from rl.types import Actor, Array, Key, Learner, State
+
+_CALL = 1_000  # steps of every environment in one call, after which it can be stopped
+_LONG = 100_000  # steps of an episode that may never end, of evaluations
+
+
+class Episodes(NamedTuple):
+    """Where the episodes of ``S`` seeds in ``N`` environments each are, and what those say that are over."""
+
+    running: Any  # [2, S, N]: return, as the environment pays it, and length so far
+    finished: Any  # [2, S]: sums over the episodes that are over
+    count: Any  # [S]: how many these are
+
+
+class Carry(NamedTuple):
+    """Everything that one call hands to the next."""
+
+    learning: online.Carry
+    world: Any  # [S, N, ...], states of the environments
+    episodes: Episodes
+
+
+class Trainer:
+    """Environments and the learners in them, with the members of `rl.interaction.Trainer` that a run needs.
+
+    Args:
+      world: the environment.
+      learner: must know how to explore (`rl.acting.explorer`).
+      replay: its memory; says how many environments ``N`` each seed has.
+      run_keys: [S], one for each seed (`rl.keys.seeds`).
+      rhythm: how many updates are made after every how many steps of the ``N`` environments together.
+      learning_starts: steps of each seed before the first update.
+      random: steps of each seed whose actions are drawn uniformly.
+      seen: how learners see observations and rewards.
+      logged: data that ``replay`` mixes into batches, as learners see them.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        learner: Learner,
+        replay: online.Replay,
+        run_keys: Key,
+        *,
+        rhythm: tuple[int, int] = (1, 1),
+        learning_starts: int,
+        random: int,
+        seen: Transform = Transform(),
+        logged: Any = None,
+    ):
+        self.step, self.evaluated, self.deaths, self.whole = 0, 0, 0, True
+        self._environments, self._logged = replay.environments, jax.device_put(logged)
+        self._boundaries = learning_starts, random
+        parts = functools.partial(_step, world, learner, replay, run_keys, rhythm, seen)
+        self._init = functools.partial(_begin, world, learner, replay, run_keys, seen)
+        self._run = jax.jit(functools.partial(_steps, parts), static_argnums=(3, 4), donate_argnums=0)
+        self._carry: Carry = jax.eval_shape(lambda: self._init(random > 0))
+
+    @property
+    def carry(self) -> online.Carry:
+        """The learners' part of everything."""
+        return self._carry.learning
+
+    def start(self, state: State | None = None) -> None:
+        """Begins, with learners in ``state`` if it is given."""
+        self._carry = jax.jit(self._init, static_argnums=0)(self._boundaries[1] > 0)
+        if state is not None:
+            self._carry = self._carry._replace(learning=self.carry._replace(state=state))
+
+    def advance(self, until: int, bar: Progress | None = None, stopping: Sequence[int] = ()) -> None:
+        """Steps and learns until ``step`` is ``until``, or until asked to stop.
+
+        Args:
+          until: steps of each seed since the start.
+          bar: is told of every call.
+          stopping: ends this as soon as it has an entry.
+        """
+        while self.step < until and not stopping:
+            learning, acting_by_policy = (self.step + self._environments >= x for x in self._boundaries)
+            count = min(self._same(until), _CALL)
+            self._carry = self._run(self._carry, self._logged, count, learning, not acting_by_policy)
+            jax.block_until_ready(self.carry.time)
+            self.step += count * self._environments
+            if bar is not None:
+                bar.update(count * self._environments)
+
+    def _same(self, until: int) -> int:
+        """How many steps of the environments there are until ``until``, or until learning or acting changes."""
+        number = self.step // self._environments  # of those that were made
+        changes = [-(-x // self._environments) - 1 for x in self._boundaries]
+        ends = [until // self._environments, *(x for x in changes if x > number)]
+        return max(min(ends) - number, 1)
+
+    def check(self) -> train.Report:
+        """The metrics since the last `read`. Raises `train.Diverged` if one was not finite, or an action is not."""
+        report = jax.device_get(online.reading(self.carry.tally))
+        train.check_finite(report)
+        online.check_actions(np.asarray(self.carry.action), self.step)
+        return report
+
+    def read(self) -> dict[str, np.ndarray]:
+        """What there is to say of the time since the last call: {"train/...": [S]}. Raises `train.Diverged`."""
+        report, episodes = self.check(), self._carry.episodes
+        seeds = len(episodes.count)
+        with np.errstate(invalid="ignore"):
+            mean = np.asarray(episodes.finished) / np.asarray(episodes.count)
+        self._carry = self._carry._replace(
+            learning=self.carry._replace(tally=online.fresh_sums(sorted(report.metrics), seeds)),
+            episodes=episodes._replace(
+                finished=jnp.zeros_like(episodes.finished), count=jnp.zeros_like(episodes.count)
+            ),
+        )
+        return online.known(report) | {"train/return": mean[0], "train/length": mean[1]}
+
+    def saved(self) -> dict[str, Any]:
+        """What a checkpoint holds; shapes, before `start`."""
+        learning: Any = self.carry._replace(state=cast(Any, None))
+        return {"state": self.carry.state, "loop": self._carry._replace(learning=learning)}
+
+    def notes(self) -> dict[str, Any]:
+        """What goes with it."""
+        return {"evaluated": self.evaluated}
+
+    def resume(self, saved: Mapping[str, Any], step: int, notes: Mapping[str, Any]) -> None:
+        """Goes on from what `saved` and `notes` returned at ``step``."""
+        loop = saved["loop"]
+        self._carry = loop._replace(learning=loop.learning._replace(state=saved["state"]))
+        self.step, self.evaluated = step, notes["evaluated"]
+
+
+def _begin(
+    world: World, learner: Learner, replay: online.Replay, run_keys: Key, seen: Transform, random: bool
+) -> Carry:
+    """A run before its first step; ``random`` says how its first action is drawn."""
+    seeds, environments = run_keys.shape[0], replay.environments
+    observation, state = jax.vmap(lambda key: world.reset(_each(key, 0, environments)))(
+        keys.of(run_keys, "world")
+    )
+    observation = transform.observations(seen, observation)
+    types = jax.tree.map(lambda x: x.dtype, observation)
+    explorer = acting.resetting(acting.explorer(learner))
+    learning = online.fresh(learner, world.spec, replay, explorer, run_keys, environments, types)
+    learning, _ = online.choose(
+        world.spec, explorer, keys.of(run_keys, "act"), learning._replace(seen=observation), random
+    )
+    nothing = jnp.zeros((2, seeds, environments))
+    return Carry(learning, state, Episodes(nothing, nothing[..., 0], jnp.zeros(seeds)))
+
+
+def _each(key: Key, time: Array | int, environments: int) -> Key:
+    """The keys [N] of all environments for one step."""
+    return jax.random.split(jax.random.fold_in(key, time), environments)
+
+
+def _steps(
+    step: Callable[..., Carry], carry: Carry, logged: Any, count: Array | int, learning: bool, random: bool
+) -> Carry:
+    """``count`` steps of every environment; however many, it is one program."""
+    return jax.lax.fori_loop(0, count, lambda _, carry: step(carry, logged, learning, random), carry)
+
+
+def _step(
+    world: World,
+    learner: Learner,
+    replay: online.Replay,
+    run_keys: Key,
+    rhythm: tuple[int, int],
+    seen: Transform,
+    carry: Carry,
+    logged: Any,
+    learning: bool,
+    random: bool,
+) -> Carry:
+    """One step of every environment, with the updates that are due after it, and the next actions.
+
+    Args:
+      world, learner, replay, run_keys, rhythm, seen: as of `Trainer`.
+      carry: before.
+      logged: data beside the memory.
+      learning: whether there are updates yet.
+      random: whether the next actions are drawn uniformly.
+    """
+    before, environments = carry.learning, replay.environments
+    updates, period = rhythm
+    move = lambda key, state, action: world.step(_each(key, before.time, environments), state, action)
+    made = jax.vmap(move)(keys.of(run_keys, "world"), carry.world, before.action)
+    see = functools.partial(transform.observations, seen)
+    both = jax.tree.map(lambda *x: jnp.stack(x), see(made.next_observation), see(made.observation))
+    reward = transform.scaled(seen, made.reward)
+    outcome = online.Step(both, jnp.stack([reward, 1.0 - made.terminated, 1.0 * made.first]))
+    memory, now, first = online.remember(
+        replay, before.memory, before.seen, before.action, before.first, outcome
+    )
+    rows, priorities = replay.split(memory)
+    after = before._replace(memory=None, seen=now, first=first)
+
+    def learn() -> tuple[online.Carry, Any]:
+        return online.improve(replay, run_keys, after, priorities, rows, logged, updates)
+
+    if learning:
+        # A condition even where it always holds, of which the compiler must not know: it would read what updates draw
+        # together with what is being written, from a copy of the whole memory.
+        due = (before.time % period == 0) & (before.time > 0)
+        after, priorities = jax.lax.cond(due, learn, lambda: (after, priorities))
+    after = after._replace(memory=replay.join(rows, priorities))
+    explorer = acting.resetting(acting.explorer(learner))
+    after, _ = online.choose(world.spec, explorer, keys.of(run_keys, "act"), after, random)
+    return Carry(after, made.state, _counted(carry.episodes, made.reward, made.first))
+
+
+def _counted(episodes: Episodes, reward: Array, over: Array) -> Episodes:
+    """With one step more: rewards [S, N], and which episodes [S, N] bool ended with it."""
+    running = episodes.running + jnp.stack([reward, jnp.ones_like(reward)])
+    return Episodes(
+        running=jnp.where(over, 0.0, running),
+        finished=episodes.finished + jnp.where(over, running, 0.0).sum(-1),
+        count=episodes.count + over.sum(-1),
+    )
+
+
+def evaluator(
+    world: World, actor: Actor, episodes: int, seeds: int, base_seed: int
+) -> Callable[[State, int], dict[str, np.ndarray]]:
+    """A function (states of all policies, number of the evaluation) -> scores {name: [S, episodes]}.
+
+    Scores are ``return`` and ``length``, of the first episode of each of as many copies. An episode that has not ended
+    after 100,000 steps ends there.
+
+    Args:
+      world: the environment.
+      actor: of states [S, ...] and observations [S, episodes, ...].
+      episodes: of each policy.
+      seeds: policies, ``S``.
+      base_seed: of all evaluations.
+    """
+    root = keys.of(jax.random.key(base_seed), "evaluate")
+
+    @jax.jit
+    def play(states: State, index: Array) -> tuple[Array, Array]:
+        each = jax.random.split(jax.random.fold_in(root, index), seeds)
+        copies = lambda time: jax.vmap(lambda key: _each(key, time, episodes))(each)
+        seen, world_state = jax.vmap(world.reset)(copies(0))
+        start = seen, world_state, actor.start(states, seen), jnp.zeros((3, seeds, episodes)), jnp.int32(1)
+
+        def more(now: Any) -> Array:
+            return (now[-1] < _LONG) & (now[3][2] == 0).any()
+
+        def step(now: Any) -> Any:
+            seen, world_state, memory, (total, length, over), time = now
+            # Of its own number, so that no environment draws what the policy does.
+            chance = jax.vmap(lambda key: jax.random.fold_in(key, 2 * _LONG + time))(each)
+            first = jnp.full(over.shape, time == 1)
+            action, memory = actor.act(states, memory, seen, first, chance)
+            made = jax.vmap(world.step)(copies(time), world_state, action)
+            running = over == 0
+            scores = jnp.stack(
+                [total + running * made.reward, length + running, jnp.maximum(over, 1.0 * made.first)]
+            )
+            return made.observation, made.state, memory, scores, time + 1
+
+        total, length, _ = jax.lax.while_loop(more, step, start)[3]
+        return total, length
+
+    def score(states: State, index: int) -> dict[str, np.ndarray]:
+        total, length = jax.device_get(play(acting.without_optimiser(states), jnp.int32(index)))
+        return {"return": np.asarray(total, np.float64), "length": np.asarray(length, np.int64)}
+
+    return score

@@ -1,0 +1,201 @@
+"""rl.on_device beside the loop on the host: in a world without chance both must do the same, step for step."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments import online as script
+from rl import acting, agents, checkpoint, envs, interaction, keys, lifecycle, log, on_device, online, train
+from rl.envs import functional
+from rl.envs.functional import Outcome, World
+from rl.envs.stream import Stream
+from rl.replay.transform import Transform
+from rl.types import Key, Spec, State
+from rl.values import heads
+
+LIMIT = 20
+TASK = "jax/test_on_device.line"  # for whatever takes names
+SEEN = Transform(reward_scale=0.5, reward_shift=0.25)
+
+
+def line() -> World:
+    """A point on a line, pushed by the action; it falls off at 1, and a time limit cuts after 20 steps."""
+
+    def reset(keys: Key) -> tuple[Any, Any]:
+        start = jnp.zeros((len(keys), 2))
+        return start, start
+
+    def step(keys: Key, state: Any, action: Any) -> Outcome:
+        moved = jnp.stack([state[:, 0] + 0.2 * action[:, 0] + 0.01, state[:, 1] + 1 / LIMIT], -1)
+        terminated = jnp.abs(moved[:, 0]) > 1
+        first = terminated | (moved[:, 1] > 1 - 1e-3)
+        now = jnp.where(first[:, None], 0.0, moved)
+        return Outcome(moved, -jnp.abs(moved[:, 0]), terminated, now, first, now)
+
+    return World(Spec((2,), 1), reset, step)
+
+
+@functools.cache
+def learner() -> Any:
+    module = agents.get("td3")
+    return module.make(module.Config(hidden=(8, 8)), line().spec, heads.make("scalar"))
+
+
+def trainer(kind: str, rhythm: tuple[int, int], environments: int = 3, seeds: int = 2, **options: Any) -> Any:
+    """With steps before learning that are no multiple of the environments'."""
+    world: Any = line()
+    if kind == "host":
+        copies = [(seed, number) for seed in range(seeds) for number in range(environments)]
+        world = Stream(TASK, copies, 0)
+    replay = online.uniform(learner(), online.steps(environments=environments), 300, 16)
+    make = on_device.Trainer if kind == "device" else interaction.Trainer
+    run_keys = keys.seeds(jax.random.key(0), seeds)
+    settings = {"rhythm": rhythm, "learning_starts": 40, "random": 25, "seen": SEEN, **options}
+    return make(world, learner(), replay, run_keys, **settings)
+
+
+def close(one: Any, other: Any) -> None:
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), one, other)
+
+
+@pytest.mark.parametrize("rhythm", [(2, 1), (1, 4)])
+def test_it_does_what_the_loop_on_the_host_does(rhythm: tuple[int, int]) -> None:
+    """Rows, updates, actions, metrics and episodes, before learning and after."""
+    host, device = trainer("host", rhythm), trainer("device", rhythm)
+    for each in (host, device):
+        each.start()
+        each.advance(60)
+        each.advance(240)
+    assert device.step == host.step == 240
+    assert int(host.carry.state.step) == int(device.carry.state.step) > 10
+    close(device.carry, host.carry)
+    metrics, expected = device.read(), host.read()
+    assert set(metrics) == set(expected)
+    for name in expected:
+        np.testing.assert_allclose(metrics[name], expected[name], rtol=1e-4, err_msg=name)
+
+
+def test_however_it_is_cut_into_calls_it_is_the_same_run() -> None:
+    whole, parts = trainer("device", (1, 4)), trainer("device", (1, 4))
+    whole.start()
+    whole.advance(150)
+    parts.start()
+    parts.advance(36)
+    other = trainer("device", (1, 4))
+    other.resume(jax.device_get(parts.saved()), parts.step, parts.notes())
+    other.advance(99)
+    other.advance(150)
+    jax.tree.map(np.testing.assert_array_equal, whole.saved(), other.saved())
+    assert not parts.advance(60, stopping=[15]) and parts.step == 36
+
+
+def test_it_begins_with_the_learners_that_it_is_given() -> None:
+    one = trainer("device", (1, 1), random=0)
+    one.start()
+    given = jax.tree.map(lambda x: x + 1 if x.dtype == jnp.float32 else x, one.carry.state)
+    expected = jax.device_get(given.params)
+    one.start(given)
+    jax.tree.map(np.testing.assert_array_equal, one.carry.state.params, expected)
+
+
+def test_evaluations_play_whole_episodes() -> None:
+    """Of two policies, which always push right or left: one falls off after five steps, one after six."""
+    act = lambda state, observation, key: jnp.broadcast_to(state.params, (*observation.shape[:-1], 1))
+    actor = acting.over_seeds(acting.memoryless(act), train.STACKED)
+    states = State(jnp.float32([1.0, -1.0]), {}, {}, 0)
+    scores = on_device.evaluator(line(), actor, 3, 2, 0)(states, 1)
+    assert scores["length"].tolist() == [[5] * 3, [6] * 3]
+    push = [0.21 * np.arange(1, 6), 0.19 * np.arange(1, 7)]
+    np.testing.assert_allclose(scores["return"], [[-x.sum()] * 3 for x in push], rtol=1e-5)
+
+
+def test_one_copy_is_an_environment_of_gymnasium() -> None:
+    with_name = envs.make(TASK, seed=0)
+    observation, _ = with_name.reset(seed=1)
+    assert observation.dtype == np.float32 and with_name.observation_space.contains(observation)
+    seen = [with_name.step(np.zeros(1, np.float32)) for _ in range(LIMIT)]
+    assert [x[2:4] for x in seen] == [(False, False)] * (LIMIT - 1) + [(False, True)]
+    np.testing.assert_allclose(
+        seen[-1][0], [0.01 * LIMIT, 1.0], rtol=1e-5
+    )  # where it led, not the next start
+    with envs.vector(TASK, 2, 4) as both:  # in this process, since workers hold no JAX
+        both.reset([0, 1])
+        assert both.step(np.ones((2, 1))).reward.tolist() == pytest.approx([-0.21] * 2)
+
+
+def test_pendulum_and_cart_pole_start_anew_after_their_time_limit() -> None:
+    for name, limit in (("jax/Pendulum-v1", 200), ("jax/CartPoleSwingUp-v0", 250)):
+        world = functional.make(name)
+        run_keys = jax.random.split(jax.random.key(0), (limit + 1, 2))
+
+        @jax.jit
+        def play(run_keys: Any, world: World = world) -> tuple[Any, Any]:
+            start, state = world.reset(run_keys[0])
+
+            def step(state: Any, keys: Any) -> tuple[Any, Any]:
+                made = world.step(keys, state, jnp.zeros((2, 1)))
+                return made.state, made._replace(state=())
+
+            return start, jax.lax.scan(step, state, run_keys[1:])[1]
+
+        start, made = play(run_keys)
+        assert not made.terminated.any() and made.first.all(1).tolist() == [False] * (limit - 1) + [True]
+        np.testing.assert_array_equal(made.observation[:-1], made.next_observation[:-1])
+        assert (made.observation[-1] != made.next_observation[-1]).any()
+        assert start.shape == (2, *world.spec.observation_shape)
+
+
+def test_games_of_gymnax_by_name() -> None:
+    pytest.importorskip("gymnax")
+    for name, spec in (("CartPole-v1", ((4,), 2, True)), ("Breakout-MinAtar", ((400,), 3, True))):
+        assert functional.make(f"gymnax/{name}").spec == spec
+    pendulum = functional.make("gymnax/Pendulum-v1")  # whose torque is in [-2, 2]
+    assert pendulum.spec == ((3,), 1, False)
+    one = jax.random.split(jax.random.key(0), 1)
+    start, state = pendulum.reset(one)
+    for action, torque in ((1.0, 2.0), (-0.5, -1.0), (7.0, 2.0)):
+        made = pendulum.step(one, state, jnp.full((1, 1), action))
+        sine, speed = start[0, 1], start[0, 2]
+        np.testing.assert_allclose(
+            made.next_observation[0, 2], speed + 0.05 * (15 * sine + 3 * torque), rtol=1e-4, atol=1e-4
+        )
+    for name in ("gymnax/CartPole-v7", "jax/CartPole-v7", "jax/test_on_device.nothing"):
+        with pytest.raises(ValueError, match=r"unknown environment.*gymnax"):
+            functional.make(name)
+
+
+def test_a_run_of_the_script_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    config = agents.get("td3").Config(hidden=(8, 8))
+    chosen = script.Settings(
+        agent="td3",
+        env=TASK,
+        envs=2,
+        seeds=2,
+        utd=0.25,
+        learning_starts=40,
+        eval_every=60,
+        eval_episodes=2,
+        save_every=60,
+        replay=200,
+        batch_size=16,
+        tensorboard=False,
+    )
+    for folder, steps in (("whole", 240), ("parts", 120), ("parts", 240)):
+        script.run(dataclasses.replace(chosen, steps=steps, workdir=str(tmp_path / folder)), config)
+    whole, parts = (
+        (tmp_path / x, checkpoint.read(tmp_path / x / lifecycle.CHECKPOINTS)) for x in ("whole", "parts")
+    )
+    assert whole[1] and parts[1]
+    for name in whole[1][1].keys() - {"seconds"}:
+        np.testing.assert_array_equal(whole[1][1][name], parts[1][1][name], err_msg=name)
+    assert (whole[0] / log.METRICS).read_text() == (parts[0] / log.METRICS).read_text()
+    with pytest.raises(ValueError, match="relabel_success is not for environments in pure JAX"):
+        script.run(dataclasses.replace(chosen, steps=240, relabel_success="success"), config)
