@@ -121,8 +121,20 @@ def _tables(settings: Settings) -> dict[str, tuple[float, list[str], list[str]]]
                 *("--repeats=1", "--transitions=2000"),
             ],
         ),
+        "on_device": (
+            0.05,
+            ["--environments=jax/Pendulum-v1", "--seeds=1,64", "--copies=1,256", "--repeats=2"],
+            [
+                "--environments=jax/Pendulum-v1",
+                "--seeds=1",
+                "--copies=1",
+                "--steps=8",
+                "--repeats=1",
+                "--replay=100",
+            ],
+        ),
         "online": (
-            0.08,
+            0.05,
             ["--envs=Hopper-v5", "--repeats=3", "--nopeer"],
             [
                 "--envs=Pendulum-v1",

@@ -23,7 +23,7 @@ from sweeps import run as sweeps
 def test_every_part_is_a_command_that_exists_with_the_flags_it_is_given(tiny: bool, tmp_path: Path) -> None:
     """So that a chance on a machine is not lost to a typo at a size that no test can run."""
     listed = accelerator.parts(Settings(tiny=tiny, out=str(tmp_path)))
-    names = ["offline", "language", "model_based", "goals", "online", "data", "board", "report"]
+    names = ["offline", "language", "model_based", "goals", "on_device", "online", "data", "board", "report"]
     assert [part.name for part in listed] == names
     for part in listed:
         module, *argv = part.command
@@ -119,7 +119,7 @@ def test_the_smallest_session_brings_everything_home(tmp_path: Path) -> None:
         for name, outcome in outcomes.items()
         if outcome != "done"
     }
-    for name in ("offline", "language", "model_based", "goals", "online"):
+    for name in ("offline", "language", "model_based", "goals", "on_device", "online"):
         assert json.loads((tmp_path / f"{name}.json").read_text())["rows"]
         assert (tmp_path / f"{name}.md").stat().st_size > 0
     (cell,) = json.loads((tmp_path / "report" / log.RESULT).read_text())["cells"]

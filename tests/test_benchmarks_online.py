@@ -1,4 +1,4 @@
-"""benchmarks.online: every row is measured, and the table says what it should."""
+"""benchmarks.online and on_device: every row is measured, and the table says what it should."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import online
+from benchmarks import on_device, online
 
 ROWS = [
     {"env": "A-v1", "utd": 4, "loop": "headway", "seconds": [2.0, 1.0, 9.0]},
@@ -45,3 +45,29 @@ def test_every_loop_is_measured(tmp_path: Path) -> None:
     assert [row["loop"] for row in rows] == ["headway", "updates", "environment"]
     assert all(len(row["seconds"]) == 2 and min(row["seconds"]) > 0 for row in rows)
     assert "Pendulum-v1" in path.with_suffix(".md").read_text()
+
+
+@pytest.mark.command
+def test_every_loop_in_jax_is_measured_and_compared(tmp_path: Path) -> None:
+    settings = on_device.Settings(
+        environments="jax/Pendulum-v1",
+        seeds=(2,),
+        copies=(1,),
+        steps=40,
+        replay=100,
+        repeats=1,
+        out=str(tmp_path / "out.json"),
+    )
+    results = on_device.run(settings)
+    loops = [on_device.DEVICE, on_device.HOST, on_device.UPDATES, on_device.ENVIRONMENT]
+    assert [row["loop"] for row in results["rows"]] == loops
+    for row, seconds in zip(results["rows"], (2.0, 8.0, 1.0, 0.5), strict=True):
+        row["seconds"] = [seconds]
+    lines = [line for line in on_device.render(results).splitlines() if "Pendulum-v1 " in line]
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("|")]
+    assert [row[3:] for row in cells] == [
+        [on_device.DEVICE, "40", "10", "4", "0.75"],
+        [on_device.HOST, "10", "2.5", "", ""],
+        [on_device.UPDATES, "", "20", "", ""],
+        [on_device.ENVIRONMENT, "160", "", "", ""],
+    ]

@@ -49,7 +49,12 @@ def make(name: str) -> World:
     if base in ours:
         return timed(ours[base].SPEC, ours[base].reset, ours[base].step, ours[base].LIMIT)
     module, _, function = base.rpartition(".")
-    maker = getattr(importlib.import_module(module), function, None) if module else None
+    try:
+        maker = getattr(importlib.import_module(module), function, None) if module else None
+    except ImportError as error:
+        raise ImportError(
+            f"environment {name!r} is a function of {module}, which cannot be imported: {error}"
+        ) from error
     if not callable(maker):
         raise ValueError(
             f"unknown environment {name!r}: in pure JAX there are {', '.join(OURS + x for x in ours)}, those of "
