@@ -333,7 +333,7 @@ def test_a_run_with_split_data_draws_from_each_part(
 
 
 def on_split_data(folder: str) -> None:
-    from experiments import offline
+    from experiments import common, offline
 
     chosen = offline.Settings(
         agent="td3_bc", dataset="synthetic-continuous", n_step=3, split_data=True, seeds=2, batch_size=BATCH
@@ -345,7 +345,7 @@ def on_split_data(folder: str) -> None:
         offline.run(dataclasses.replace(chosen, workdir=f"{folder}/split"), config)
     held = jax.tree.map(lambda x: x.addressable_shards[0].data.shape[0], epochs.call_args.args[2])
     assert set(jax.tree.leaves(held)) == {rows // 8}
-    with mock.patch.object(offline, "source", lambda *_: stratified(8)):
+    with mock.patch.object(common, "source", lambda *_: stratified(8)):
         offline.run(dataclasses.replace(chosen, workdir=f"{folder}/whole", split_data=False), config)
     split, whole = (checkpoint.read(Path(folder, name, "checkpoints"))[1] for name in ("split", "whole"))
     assert split.keys() == whole.keys() and len(split) > 10
