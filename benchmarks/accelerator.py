@@ -123,7 +123,7 @@ def _tables(settings: Settings) -> dict[str, tuple[float, list[str], list[str]]]
         ),
         "on_device": (
             0.05,
-            ["--environments=jax/Pendulum-v1", "--seeds=1,64", "--copies=1,256", "--repeats=2"],
+            ["--environments=jax/Pendulum-v1", "--seeds=1,64", "--copies=1,256", "--repeats=2", "--nohost"],
             [
                 "--environments=jax/Pendulum-v1",
                 "--seeds=1",

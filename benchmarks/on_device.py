@@ -54,6 +54,7 @@ class Settings:
     steps: int = 2_000  # steps of every environment per timed call, a multiple of 4
     replay: int = 100_000  # steps that each learner remembers
     repeats: int = 5  # rounds
+    host: bool = True  # measure the loop on the host, too, whose copies are stepped one by one
     out: str = ""  # JSON file; by default results/benchmarks/on_device-HARDWARE.json
 
 
@@ -73,8 +74,8 @@ def run(settings: Settings) -> dict[str, Any]:
                 for row in zip(calls, times, strict=True)
             ]
             log.write_json(path, results)
-    with log.replacing(path.with_suffix(".md")) as partial:
-        partial.write_text(render(results))
+            with log.replacing(path.with_suffix(".md")) as partial:
+                partial.write_text(render(results))
     return results
 
 
@@ -86,17 +87,17 @@ def cases(settings: Settings, environment: str, seeds: int, copies: int) -> dict
     learner = module.make(module.Config(hidden=HIDDEN), world.spec, head)
     replay = online.uniform(learner, online.steps(environments=copies), settings.replay, BATCH)
     run_keys = keys.seeds(jax.random.key(0), seeds)
-    names = [(seed, number) for seed in range(seeds) for number in range(copies)]
-    stream = Stream(environment.partition("/")[2], names, 0)
     first: dict[str, Any] = {"rhythm": RHYTHM, "learning_starts": BATCH, "random": BATCH}
     here: Any = on_device.Trainer(world, learner, replay, run_keys, **first)
-    there: Any = interaction.Trainer(stream, learner, replay, run_keys, **first)
-
-    def loop(trainer: Any) -> Callable[[], Any]:
+    trainers = {DEVICE: here}
+    if settings.host:
+        names = [(seed, number) for seed in range(seeds) for number in range(copies)]
+        stream = Stream(environment.partition("/")[2], names, 0)
+        trainers[HOST] = interaction.Trainer(stream, learner, replay, run_keys, **first)
+    loops = {}
+    for name, trainer in trainers.items():
         trainer.start()
-        return lambda: trainer.advance(trainer.step + settings.steps * copies)
-
-    loops = {DEVICE: loop(here), HOST: loop(there)}
+        loops[name] = lambda trainer=trainer: trainer.advance(trainer.step + settings.steps * copies)
     here.advance(settings.steps * copies)
     # Copies, since the loop goes on writing into its own.
     state, memory = jax.tree.map(lambda x: x.copy(), (here.carry.state, here.carry.memory))
@@ -134,14 +135,15 @@ def render(results: Mapping[str, Any]) -> str:
     medians = {(*size(row), row["loop"]): statistics.median(row["seconds"]) for row in results["rows"]}
     cells = [("environment", "seeds", "copies", "loop", "steps/s", "updates/s", f"x {HOST}", "of its parts")]
     for (environment, seeds, copies, loop), seconds in medians.items():
-        of = {name: medians[environment, seeds, copies, name] for name in (HOST, UPDATES, ENVIRONMENT)}
-        ratios = (of[HOST] / seconds, (of[UPDATES] + of[ENVIRONMENT]) / seconds) if loop == DEVICE else ()
+        of = {name: x for (*where, name), x in medians.items() if where == [environment, seeds, copies]}
+        parts = (of[UPDATES] + of[ENVIRONMENT]) / seconds
         cells.append(
             (
                 *(environment, str(seeds), str(copies), loop),
                 studies.digits(steps * seeds * copies / seconds) if loop != UPDATES else "",
                 studies.digits(steps * seeds / RHYTHM[1] / seconds) if loop != ENVIRONMENT else "",
-                *(map(studies.digits, ratios) if ratios else ("", "")),
+                studies.digits(of[HOST] / seconds) if loop == DEVICE and HOST in of else "",
+                studies.digits(parts) if loop == DEVICE else "",
             )
         )
     about = (

@@ -17,7 +17,7 @@ import numpy as np
 from experiments import checks, flags
 from rl import acting, agents, checkpoint, data, envs, evaluate, lifecycle, log, train
 from rl.envs import entities
-from rl.replay import chunks, transform
+from rl.replay import chunks, traces, transform
 from rl.replay import dataset as replay
 from rl.replay.dataset import Dataset
 from rl.replay.source import Source
@@ -583,16 +583,19 @@ def note_n_step(settings: Any, config: Any, spec: Spec) -> None:
     Targets add it where the value takes over. For the steps between, the policy would have to be asked in states that
     such rows do not hold; other libraries' n-step SAC leaves it out, too.
     """
-    n = settings.n_step
-    if n == 1 or not hasattr(config, "discount"):
+    weights = traces.weights(settings.n_step, settings.td_lambda)
+    if weights[0] == 1 or not hasattr(config, "discount"):
         return
     # Whether targets add anything does not depend on gamma, and with 1 nothing would bound it.
     bounded = dataclasses.replace(config, discount=0.5)
     if agents.target_range(settings.agent, bounded, spec, 0.0, 0.0) != (0.0, 0.0):
-        share = 1 / sum(config.discount**k for k in range(n))
+        share = 1 / (weights @ np.cumsum(np.power(float(config.discount), np.arange(len(weights)))))
+        drawn = f" --td_lambda={settings.td_lambda}" if settings.td_lambda < 1 else ""
+        steps = "the steps of each return" if drawn else f"{settings.n_step} steps"
         print(
-            f"note: --n_step={n} sums rewards alone. What --agent={settings.agent} adds to them, entropy or a penalty, "
-            f"is added once for {n} steps, so that values hold {share:.2f} of what they hold of it with --n_step=1",
+            f"note: --n_step={settings.n_step}{drawn} sums rewards alone. What --agent={settings.agent} adds to them, "
+            f"entropy, a log-policy or a penalty, is added once for {steps}, so that values hold {share:.2f} of what "
+            "they hold of it with --n_step=1",
             file=sys.stderr,
         )
 

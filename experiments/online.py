@@ -117,6 +117,7 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
         world: World | Stream
         if is_functional(settings.env):
             world = functional.make(settings.env)
+            note_no_processes(settings)
         else:
             world = stack.enter_context(interaction.stepper(settings))
         spec = world.spec
@@ -215,6 +216,13 @@ def check(settings: Settings) -> None:
         raise ValueError(
             "--relabel_success is not for ALE games and pixels/, of which single frames are kept: leave it out"
         )
+
+
+def note_no_processes(settings: Settings) -> None:
+    """Prints which flags of processes do nothing where environments step on the device."""
+    for name in ("env_processes", "eval_processes"):
+        if getattr(settings, name) != getattr(Settings, name):
+            print(f"note: --{name} changes nothing: {settings.env} steps on the device", file=sys.stderr)
 
 
 def check_chunk(settings: Settings) -> None:

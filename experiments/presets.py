@@ -50,6 +50,7 @@ def task_name(task: str) -> str:
     """
     if task.startswith("minari:"):
         task = "-".join(task.removeprefix("minari:").split("/")[1:])
+    task = task.removeprefix("jax/")  # tasks of their names, stepped elsewhere
     if file := re.fullmatch(r"(.*)\.(?:hdf5|h5|npz)(\+[^/]*)?", task):
         task = Path(file[1]).name + (file[2] or "")
     return re.sub(r"(-regen)?-v\d+(?=$|\+)", "", task)

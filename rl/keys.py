@@ -5,11 +5,12 @@ an update, a seed or an evaluation in another gives the same randomness twice. S
 root by way of a purpose, and a key that has purposes is used for nothing else:
 
     jax.random.key(seed)
-    ├── evaluate: evaluation, step of its episodes, policy
+    ├── evaluate: evaluation, step of its episodes, policy; in `rl.on_device` evaluation, policy, step
     ├── dynamics: of a model that all seeds share
     └── seed: i = 0, 1, ..., the key of seed i, however many run beside it
         ├── init
         ├── update: number of the update, and there one key to draw the batch and one to learn from it
+        │   └── lengths: beside the rows of the batch, of returns over several steps (`rl.online`)
         ├── act: number of the step
         ├── world: number of the step, of environments that are JAX (`rl.on_device`)
         ├── rollout: number of the update before, or of the fit (`rl.mbpo`)
@@ -38,6 +39,7 @@ PURPOSES = (
     "evaluate",
     "fitted_q",
     "init",
+    "lengths",
     "permutation",
     "rollout",
     "seed",

@@ -16,22 +16,23 @@ import jax.numpy as jnp
 import numpy as np
 
 from rl import acting, keys, online, train
-from rl.envs.world import World
+from rl.envs.world import Outcome, World
 from rl.interaction import Progress
 from rl.replay import transform
 from rl.replay.transform import Transform
 from rl.types import Actor, Array, Key, Learner, State
 
-_CALL = 1_000  # steps of every environment in one call, after which it can be stopped
+_CALL = 1_000  # steps of every environment, or updates, in one call, after which it can be stopped
 _LONG = 100_000  # steps of an episode that may never end, of evaluations
 
 
 class Episodes(NamedTuple):
-    """Where the episodes of ``S`` seeds in ``N`` environments each are, and what those say that are over."""
+    """What the environments paid: ``S`` seeds with ``N`` each, their episodes now and those that are over."""
 
     running: Any  # [2, S, N]: return, as the environment pays it, and length so far
     finished: Any  # [2, S]: sums over the episodes that are over
     count: Any  # [S]: how many these are
+    finite: Any  # [] bool: whether all rewards and observations so far were
 
 
 class Carry(NamedTuple):
@@ -70,13 +71,16 @@ class Trainer:
         seen: Transform = Transform(),
         logged: Any = None,
     ):
+        keys.count(run_keys)
         self.step, self.evaluated, self.deaths, self.whole = 0, 0, 0, True
         self._environments, self._logged = replay.environments, jax.device_put(logged)
         self._boundaries = learning_starts, random
+        self._most = max(1, _CALL * rhythm[1] // max(rhythm))  # steps of each environment in one call
         parts = functools.partial(_step, world, learner, replay, run_keys, rhythm, seen)
-        self._init = functools.partial(_begin, world, learner, replay, run_keys, seen)
+        init = functools.partial(_begin, world, learner, replay, run_keys, seen, random > 0)
+        self._init = jax.jit(init)
         self._run = jax.jit(functools.partial(_steps, parts), static_argnums=(3, 4), donate_argnums=0)
-        self._carry: Carry = jax.eval_shape(lambda: self._init(random > 0))
+        self._carry: Carry = jax.eval_shape(init, None)  # until `start` or `resume`
 
     @property
     def carry(self) -> online.Carry:
@@ -85,9 +89,7 @@ class Trainer:
 
     def start(self, state: State | None = None) -> None:
         """Begins, with learners in ``state`` if it is given."""
-        self._carry = jax.jit(self._init, static_argnums=0)(self._boundaries[1] > 0)
-        if state is not None:
-            self._carry = self._carry._replace(learning=self.carry._replace(state=state))
+        self._carry = self._init(state)
 
     def advance(self, until: int, bar: Progress | None = None, stopping: Sequence[int] = ()) -> None:
         """Steps and learns until ``step`` is ``until``, or until asked to stop.
@@ -96,13 +98,26 @@ class Trainer:
           until: steps of each seed since the start.
           bar: is told of every call.
           stopping: ends this as soon as it has an entry.
+
+        Raises:
+          FloatingPointError: the environment returned a reward or an observation that is not finite.
+          RuntimeError: nothing began.
+          train.Diverged: the learners did.
         """
+        if isinstance(self.carry.time, jax.ShapeDtypeStruct):
+            raise RuntimeError("the trainer has no learners yet: call start(None), or resume, before advance")
         while self.step < until and not stopping:
             learning, acting_by_policy = (self.step + self._environments >= x for x in self._boundaries)
-            count = min(self._same(until), _CALL)
+            count = min(self._same(until), self._most)
+            self.whole = False  # what was there is being overwritten
             self._carry = self._run(self._carry, self._logged, count, learning, not acting_by_policy)
-            jax.block_until_ready(self.carry.time)
             self.step += count * self._environments
+            if not self._carry.episodes.finite:
+                self.check()  # first: what actions lead to that are not finite is no environment's fault
+                raise FloatingPointError(
+                    f"the environment returned a reward or an observation that is not finite, before step {self.step}"
+                )
+            self.whole = True
             if bar is not None:
                 bar.update(count * self._environments)
 
@@ -151,9 +166,15 @@ class Trainer:
 
 
 def _begin(
-    world: World, learner: Learner, replay: online.Replay, run_keys: Key, seen: Transform, random: bool
+    world: World,
+    learner: Learner,
+    replay: online.Replay,
+    run_keys: Key,
+    seen: Transform,
+    random: bool,
+    given: State | None,
 ) -> Carry:
-    """A run before its first step; ``random`` says how its first action is drawn."""
+    """A run before its first step, with learners as ``given``; ``random`` says how its first actions are drawn."""
     seeds, environments = run_keys.shape[0], replay.environments
     observation, state = jax.vmap(lambda key: world.reset(_each(key, 0, environments)))(
         keys.of(run_keys, "world")
@@ -162,11 +183,10 @@ def _begin(
     types = jax.tree.map(lambda x: x.dtype, observation)
     explorer = acting.resetting(acting.explorer(learner))
     learning = online.fresh(learner, world.spec, replay, explorer, run_keys, environments, types)
-    learning, _ = online.choose(
-        world.spec, explorer, keys.of(run_keys, "act"), learning._replace(seen=observation), random
-    )
+    learning = learning._replace(seen=observation, state=learning.state if given is None else given)
+    learning, _ = online.choose(world.spec, explorer, keys.of(run_keys, "act"), learning, random)
     nothing = jnp.zeros((2, seeds, environments))
-    return Carry(learning, state, Episodes(nothing, nothing[..., 0], jnp.zeros(seeds)))
+    return Carry(learning, state, Episodes(nothing, nothing[..., 0], jnp.zeros(seeds), jnp.bool_(True)))
 
 
 def _each(key: Key, time: Array | int, environments: int) -> Key:
@@ -227,16 +247,18 @@ def _step(
     after = after._replace(memory=replay.join(rows, priorities))
     explorer = acting.resetting(acting.explorer(learner))
     after, _ = online.choose(world.spec, explorer, keys.of(run_keys, "act"), after, random)
-    return Carry(after, made.state, _counted(carry.episodes, made.reward, made.first))
+    return Carry(after, made.state, _counted(carry.episodes, made))
 
 
-def _counted(episodes: Episodes, reward: Array, over: Array) -> Episodes:
-    """With one step more: rewards [S, N], and which episodes [S, N] bool ended with it."""
-    running = episodes.running + jnp.stack([reward, jnp.ones_like(reward)])
+def _counted(episodes: Episodes, made: Outcome) -> Episodes:
+    """With one step more of all [S, N] environments."""
+    running = episodes.running + jnp.stack([made.reward, jnp.ones_like(made.reward)])
+    paid = jax.tree.leaves((made.reward, made.next_observation))
     return Episodes(
-        running=jnp.where(over, 0.0, running),
-        finished=episodes.finished + jnp.where(over, running, 0.0).sum(-1),
-        count=episodes.count + over.sum(-1),
+        running=jnp.where(made.first, 0.0, running),
+        finished=episodes.finished + jnp.where(made.first, running, 0.0).sum(-1),
+        count=episodes.count + made.first.sum(-1),
+        finite=episodes.finite & jnp.stack([jnp.isfinite(x).all() for x in paid]).all(),
     )
 
 
@@ -265,7 +287,7 @@ def evaluator(
         start = seen, world_state, actor.start(states, seen), jnp.zeros((3, seeds, episodes)), jnp.int32(1)
 
         def more(now: Any) -> Array:
-            return (now[-1] < _LONG) & (now[3][2] == 0).any()
+            return (now[-1] <= _LONG) & (now[3][2] == 0).any()
 
         def step(now: Any) -> Any:
             seen, world_state, memory, (total, length, over), time = now

@@ -135,7 +135,7 @@ def _lengths(n: int, td_lambda: float) -> Callable[[Key, int], Array | None]:
     traces.check(td_lambda)
     if td_lambda == 1:
         return lambda key, size: None
-    return lambda key, size: traces.lengths(jax.random.fold_in(key, 1), size, n, td_lambda)
+    return lambda key, size: traces.lengths(keys.of(key, "lengths"), size, n, td_lambda)
 
 
 def _gamma(steps: int, discount: float | None) -> float:

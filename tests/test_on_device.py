@@ -98,12 +98,38 @@ def test_however_it_is_cut_into_calls_it_is_the_same_run() -> None:
 
 
 def test_it_begins_with_the_learners_that_it_is_given() -> None:
-    one = trainer("device", (1, 1), random=0)
-    one.start()
-    given = jax.tree.map(lambda x: x + 1 if x.dtype == jnp.float32 else x, one.carry.state)
-    expected = jax.device_get(given.params)
-    one.start(given)
-    jax.tree.map(np.testing.assert_array_equal, one.carry.state.params, expected)
+    """Who choose its first actions, too."""
+    device, host = (trainer(kind, (1, 1), random=0) for kind in ("device", "host"))
+    with pytest.raises(RuntimeError, match="no learners yet"):
+        device.advance(3)
+    device.start()
+    given = jax.device_get(jax.tree.map(lambda x: x + 1 if x.dtype == jnp.float32 else x, device.carry.state))
+    for each in (device, host):
+        each.start(jax.device_put(given))
+    close(device.carry, host.carry)
+
+
+def test_what_is_not_finite_ends_the_run_before_it_is_saved() -> None:
+    def step(keys: Key, state: Any, action: Any) -> Outcome:
+        made = line().step(keys, state, action)
+        return made._replace(reward=jnp.where(state[:, 1] > 0.5, jnp.nan, made.reward))
+
+    module = agents.get("td3")
+    replay = online.uniform(learner(), online.steps(environments=2), 300, 16)
+    broken = on_device.Trainer(
+        line()._replace(step=step),
+        module.make(module.Config(hidden=(8, 8)), line().spec, heads.make("scalar")),
+        replay,
+        keys.seeds(jax.random.key(0), 1),
+        learning_starts=400,
+        random=400,
+    )
+    broken.start()
+    broken.advance(8)
+    assert broken.whole
+    with pytest.raises(FloatingPointError, match="reward or an observation that is not finite"):
+        broken.advance(40)
+    assert not broken.whole
 
 
 def test_evaluations_play_whole_episodes() -> None:
@@ -129,6 +155,11 @@ def test_one_copy_is_an_environment_of_gymnasium() -> None:
     with envs.vector(TASK, 2, 4) as both:  # in this process, since workers hold no JAX
         both.reset([0, 1])
         assert both.step(np.ones((2, 1))).reward.tolist() == pytest.approx([-0.21] * 2)
+        there = both.snapshot()
+        following = both.step(np.ones((2, 1)))
+        both.reset([3, 4])
+        both.restore(there)
+        np.testing.assert_array_equal(both.step(np.ones((2, 1))).observation, following.observation)
 
 
 def test_pendulum_and_cart_pole_start_anew_after_their_time_limit() -> None:
@@ -167,9 +198,18 @@ def test_games_of_gymnax_by_name() -> None:
         np.testing.assert_allclose(
             made.next_observation[0, 2], speed + 0.05 * (15 * sine + 3 * torque), rtol=1e-4, atol=1e-4
         )
-    for name in ("gymnax/CartPole-v7", "jax/CartPole-v7", "jax/test_on_device.nothing"):
-        with pytest.raises(ValueError, match=r"unknown environment.*gymnax"):
+    for name, message in (
+        ("gymnax/CartPole-v7", "unknown environment .*: gymnax has CartPole-v1"),
+        ("jax/CartPole-v7", "unknown environment .*gymnax/CartPole-v1"),
+        ("jax/test_on_device.nothing", "unknown environment"),
+        ("jax/Pendulum-v1+noise3", "distractors are added on the host"),
+        ("jax/test_on_device.close", "must be callable without arguments"),
+        ("jax/builtins.dict", "must return a rl.envs.world.World, not dict"),
+    ):
+        with pytest.raises(ValueError, match=message):
             functional.make(name)
+    with pytest.raises(ImportError, match="is a function of no_such_module"):
+        functional.make("jax/no_such_module.make")
 
 
 def test_a_run_of_the_script_goes_on_to_the_same_bits(tmp_path: Path) -> None:

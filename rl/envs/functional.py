@@ -13,6 +13,7 @@ Many copies step together, and where an episode is over the next one begins in t
 
 from __future__ import annotations
 
+import functools
 import importlib
 import math
 from collections.abc import Callable
@@ -42,9 +43,14 @@ def make(name: str) -> World:
       ImportError: gymnax, or the module of one of your own, cannot be imported.
       ValueError: an unknown name, or spaces that agents here cannot use.
     """
-    base = name.removeprefix(GYMNAX).removeprefix(OURS)
+    if "+" in name:
+        raise ValueError(
+            f"environment {name!r}: distractors are added on the host, and this is an environment in JAX: leave out "
+            "what follows the +"
+        )
     if name.startswith(GYMNAX):
-        return _of_gymnax(name, base)
+        return _of_gymnax(name, name.removeprefix(GYMNAX))
+    base = name.removeprefix(OURS)
     ours = {"Pendulum-v1": pendulum, "CartPoleSwingUp-v0": cartpole_swingup}
     if base in ours:
         return timed(ours[base].SPEC, ours[base].reset, ours[base].step, ours[base].LIMIT)
@@ -59,9 +65,19 @@ def make(name: str) -> World:
         raise ValueError(
             f"unknown environment {name!r}: in pure JAX there are {', '.join(OURS + x for x in ours)}, those of "
             f"gymnax ({GYMNAX}CartPole-v1) and your own ({OURS}module.function, which returns a "
-            "rl.envs.functional.World)"
+            "rl.envs.world.World)"
         )
-    return maker()
+    try:
+        world = maker()
+    except TypeError as error:
+        raise ValueError(
+            f"environment {name!r}: {base} must be callable without arguments ({error})"
+        ) from error
+    if not isinstance(world, World):
+        raise ValueError(
+            f"environment {name!r}: {base} must return a rl.envs.world.World, not {type(world).__name__}"
+        )
+    return world
 
 
 def timed(
@@ -142,15 +158,47 @@ def _vectors(gymnax: ModuleType, name: str, base: str) -> World:
     return World(Spec((math.prod(box.shape),), size, discrete), begin, advance)
 
 
+@functools.cache
+def _compiled(name: str) -> tuple[Spec, Callable[..., Any], Callable[..., Any]]:
+    """What all copies of an environment share: its spec, and `World.reset` and `World.step`, compiled for the CPU.
+
+    States are lists of NumPy arrays.
+    """
+    world = make(name)
+    cpu = jax.local_devices(backend="cpu")[0]
+    reset, step = jax.jit(world.reset), jax.jit(world.step)
+    keys = lambda seed, time: jax.random.fold_in(jax.random.key(seed), time)[None]
+    structure: list[Any] = []
+
+    def begin(seed: int, time: int) -> tuple[Any, list[np.ndarray]]:
+        with jax.default_device(cpu):
+            observation, state = jax.device_get(reset(keys(seed, time)))
+        leaves, structure[:] = jax.tree.leaves(state), [jax.tree.structure(state)]
+        return observation, leaves
+
+    def advance(
+        seed: int, time: int, leaves: list[np.ndarray], action: Any
+    ) -> tuple[Outcome, list[np.ndarray]]:
+        if not structure:  # put back to where another copy was
+            begin(seed, 0)
+        state = jax.tree.unflatten(structure[0], leaves)
+        with jax.default_device(cpu):
+            made = jax.device_get(step(keys(seed, time), state, jnp.asarray(action)[None]))
+        return made, jax.tree.leaves(made.state)
+
+    return world.spec, begin, advance
+
+
 class Stepped(gymnasium.Env):
-    """One copy of a `World` for whatever steps environments on the host, on the CPU; made by `rl.envs.make`."""
+    """One copy of a `World` for whatever steps environments on the host, on the CPU; made by `rl.envs.make`.
+
+    All that it remembers is plain, so that it can be put back (`rl.envs.snapshot`).
+    """
 
     def __init__(self, name: str):
-        world = make(name)
-        self._device = jax.local_devices(backend="cpu")[0]
-        self._begin, self._advance = jax.jit(world.reset), jax.jit(world.step)
-        self._key, self._time, self._state = jax.random.key(0), 0, None
-        spec = world.spec
+        spec = _compiled(name)[0]
+        self._name, self._seed, self._time = name, 0, 0
+        self._state: list[np.ndarray] = []
         self.observation_space = spaces.Box(-np.inf, np.inf, spec.observation_shape, np.float32)
         one = (spec.action_size,)
         self.action_space = (
@@ -160,29 +208,19 @@ class Stepped(gymnasium.Env):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict]:
         """The first observation of an episode, which depends on the seed alone; without one, on what was played."""
         del options
-        with jax.default_device(self._device):
-            if seed is not None:
-                self._key, self._time = jax.random.key(seed), 0
-            observation, self._state = self._begin(self._keys())
+        if seed is not None:
+            self._seed, self._time = seed, 0
+        self._time += 1
+        observation, self._state = _compiled(self._name)[1](self._seed, self._time)
         return self._array(observation), {}
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict]:
         """As gymnasium's."""
-        with jax.default_device(self._device):
-            outcome = self._advance(self._keys(), self._state, jnp.asarray(action)[None])
-        self._state = outcome.state
-        ended, terminated = bool(outcome.first[0]), bool(outcome.terminated[0])
-        return (
-            self._array(outcome.next_observation),
-            float(outcome.reward[0]),
-            terminated,
-            ended and not terminated,
-            {},
-        )
-
-    def _keys(self) -> Key:
         self._time += 1
-        return jax.random.fold_in(self._key, self._time)[None]
+        made, self._state = _compiled(self._name)[2](self._seed, self._time, self._state, action)
+        over, terminated = bool(made.first[0]), bool(made.terminated[0])
+        seen = self._array(made.next_observation)
+        return seen, float(made.reward[0]), terminated, over and not terminated, {}
 
     def _array(self, observation: Any) -> Any:
         return nest.map_structure(lambda x: np.asarray(x[0], np.float32), observation)

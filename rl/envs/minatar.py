@@ -47,7 +47,8 @@ def make(name: str, sticky: float = 0.1) -> World:
 
     def step(keys: Key, world: Any, chosen: Array) -> Outcome:
         state, before = world
-        stuck = jax.vmap(lambda key: jax.random.bernoulli(jax.random.fold_in(key, 1), sticky))(keys)
+        keys, of_sticking = jax.vmap(jax.random.split, out_axes=1)(keys)
+        stuck = jax.vmap(lambda key: jax.random.bernoulli(key, sticky))(of_sticking)
         action = jnp.where(stuck, before, chosen)
         seen, state, reward, terminated, truncated, info = jax.vmap(environment.step, (0, 0, 0, None))(
             keys, state, action, params

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from rl.types import Array, Key
 
@@ -39,6 +40,13 @@ def lengths(key: Key, size: int, n: int, td_lambda: float) -> Array:
     if td_lambda == 1:
         return jnp.full(size, n, jnp.int32)
     return jnp.minimum(jax.random.geometric(key, 1 - td_lambda, (size,), jnp.int32), n)
+
+
+def weights(n: int, td_lambda: float) -> np.ndarray:
+    """How often each of the lengths 1 to ``n`` is drawn, [n]. Raises as `lengths`."""
+    check(td_lambda)
+    powers = np.power(td_lambda, np.arange(n), dtype=np.float64)
+    return np.append(powers[:-1] * (1 - td_lambda), powers[-1])
 
 
 def check(td_lambda: float) -> None:
