@@ -493,14 +493,26 @@ def _span(numbers: Collection[int]) -> str:
 
 
 def _figures(result: Mapping[str, Any]) -> dict[tuple[str, str], list[Mapping[str, Any]]]:
-    """{(task, group): curves of one figure}: all of a task, or if they are many those of an agent, and the others."""
-    named = [(curve["task"], curve["variant"].partition(",")[0], curve) for curve in result["curves"]]
-    of_task = collections.Counter(task for task, *_ in named)
-    of_agent = collections.Counter((task, agent) for task, agent, _ in named)
+    """{(task, group): curves of one figure}: all of a task, or if they are many those of an agent, and the others.
+
+    If those of an agent are still many, they are those of an agent and a head.
+    """
+    words = [curve["variant"].split(", ") for curve in result["curves"]]
+    task_of = [curve["task"] for curve in result["curves"]]
+    # {how many words: how many curves of the task begin with the same ones}
+    counts = [
+        collections.Counter(zip(task_of, (", ".join(x[:n]) for x in words), strict=True)) for n in range(3)
+    ]
     figures: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-    for task, agent, curve in named:
-        group = agent if of_agent[task, agent] > 1 else "others"
-        figures.setdefault((task, group if of_task[task] > _CURVES else ""), []).append(curve)
+    for task, names, curve in zip(task_of, words, result["curves"], strict=True):
+        size = lambda n, task=task, names=names: counts[n][task, ", ".join(names[:n])]
+        if size(0) <= _CURVES:
+            group = ""
+        elif size(1) <= _CURVES or size(2) == 1:
+            group = names[0] if size(1) > 1 else "others"
+        else:
+            group = ", ".join(names[:2])
+        figures.setdefault((task, group), []).append(curve)
     return figures
 
 
