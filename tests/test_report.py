@@ -692,11 +692,14 @@ def test_a_stored_board_says_what_its_numbers_say(path: Path) -> None:
         assert (place / log.CONFIG).is_file() and (place / log.RESULT).is_file()
 
 
-def test_many_curves_are_drawn_in_a_figure_for_each_agent() -> None:
+def test_many_curves_are_drawn_in_a_figure_for_each_agent_or_each_of_its_heads() -> None:
     """The stored pointmaze has three agents with five heads each, and four agents more."""
     text = (ROOT / "results" / "boards" / "pointmaze" / studies.REPORT).read_text()
     groups = re.findall(r"!\[pointmaze-medium-navigate-singletask-v0, (\w+)\]", text)
     assert groups == ["iql", "others", "rebrac", "td3_bc"]
+    text = (ROOT / "results" / "boards" / "parallel" / studies.REPORT).read_text()  # one agent with fifteen
+    groups = re.findall(r"!\[gymnax/CartPole-v1, dqn, (\w+)\]", text)
+    assert groups == ["scalar", "two_hot", "hl_gauss", "c51", "quantile"]
 
 
 def test_the_stored_online_agents_solve_their_tasks() -> None:
