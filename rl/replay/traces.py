@@ -7,8 +7,8 @@ n of them:
 
 Each time that a row is drawn, k is drawn with these weights, and the row becomes a transition over k steps. The losses
 of value heads are linear in the target's distribution, up to what depends on the target alone. The expected gradient is
-therefore that of the mixture of all G_k: for a scalar that of the lambda-return, and for the heads ``c51`` and ``quantile`` that of
-the whole mixture, of which a target of one number would keep the mean alone. No network is asked about the states
+therefore that of the mixture of all G_k: for a scalar that of the lambda-return, and for ``c51`` and ``quantile`` that
+of the whole mixture, of which a target of one number would keep the mean alone. No network is asked about the states
 between. The price is the variance of the draw.
 
 Nothing corrects for logged actions that the policy would not take: this is Peng's Q(lambda) (Peng & Williams 1996;
