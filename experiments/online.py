@@ -4,8 +4,13 @@ r"""Train an agent in its environment, several seeds at once, and say how good i
 
 The run folder holds config.json, metrics.jsonl, TensorBoard events, curve.png, result.json, the policy of every
 evaluation under actors/ and checkpoints; the same command continues an interrupted run, to the same bits where the
-environment can be put back into the middle of an episode (classic control and MuJoCo can) and with new episodes
+environment can be put back into the middle of an episode (classic control, MuJoCo and JAX can) and with new episodes
 elsewhere. ``--agent=NAME --help`` lists an agent's own hyper-parameters.
+
+Environments in JAX (`rl.envs.functional`) act and learn in one compiled program; eight seeds with eight copies each:
+
+    python -m experiments.online --agent=dqn --env=gymnax/CartPole-v1 --seeds=8 --envs=8 --utd=0.25 --steps=100000 \
+        --learning_starts=1000 --replay=50000 --agent.hidden=64,64 --agent.learning_rate=0.001
 
 DQN on Atari games (extra: atari) by Dopamine's protocol, whose numbers then stand where no flag says otherwise. A
 million steps are remembered in 7.07 GB, the frames once as uint8, stacked on the device when they are drawn:
