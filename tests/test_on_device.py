@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,21 @@ def test_however_it_is_cut_into_calls_it_is_the_same_run() -> None:
     other.advance(150)
     jax.tree.map(np.testing.assert_array_equal, whole.saved(), other.saved())
     assert not parts.advance(60, stopping=[15]) and parts.step == 36
+
+
+def test_the_memory_is_written_in_place() -> None:
+    """XLA makes no copy of it, as it did of integer actions: a million of them in every step."""
+    push = lambda keys, state, action: line().step(keys, state, 2.0 * action[:, None] - 1)
+    world = World(Spec((2,), 2, discrete=True), line().reset, push)
+    module = agents.get("dqn")
+    dqn = module.make(module.Config(hidden=(8, 8)), world.spec, heads.make("scalar"))
+    replay, run_keys = online.uniform(dqn, online.steps(), 7919, 16), keys.seeds(jax.random.key(0), 1)
+    one = on_device.Trainer(world, dqn, replay, run_keys, learning_starts=40, random=40)
+    one.start()
+    program = one._run.lower(one._carry, None, 5, True, False).compile().as_text()
+    assert "s32[1,7919]" in program
+    copies = [x for x in program.splitlines() if " copy(" in x and re.search(r"\[1,7919[],]", x)]
+    assert not copies
 
 
 def test_it_begins_with_the_learners_that_it_is_given() -> None:
