@@ -28,12 +28,11 @@ from gymnasium import spaces
 
 from rl import masks, nest
 from rl.envs import cartpole_swingup, minatar, pendulum
+from rl.envs.registry import GYMNAX, OURS
 from rl.envs.world import Outcome, World
 from rl.types import Array, Key, Spec
 
-__all__ = ["GYMNAX", "OURS", "Outcome", "Stepped", "World", "make", "timed"]
-
-GYMNAX, OURS = "gymnax/", "jax/"  # what names start with
+__all__ = ["Outcome", "Stepped", "World", "make", "timed"]
 
 
 def make(name: str) -> World:
@@ -105,8 +104,8 @@ def timed(
         following, reward = step(observation, action)
         over = count + 1 == limit
         now = masks.select_rows(over, start(keys), following)
-        alive = jnp.zeros(over.shape, bool)
-        return Outcome(following, reward, alive, now, over, (now, jnp.where(over, 0, count + 1)))
+        never = jnp.zeros(over.shape, bool)
+        return Outcome(following, reward, never, now, over, (now, jnp.where(over, 0, count + 1)))
 
     return World(spec, begin, advance)
 
@@ -168,20 +167,17 @@ def _compiled(name: str) -> tuple[Spec, Callable[..., Any], Callable[..., Any]]:
     cpu = jax.local_devices(backend="cpu")[0]
     reset, step = jax.jit(world.reset), jax.jit(world.step)
     keys = lambda seed, time: jax.random.fold_in(jax.random.key(seed), time)[None]
-    structure: list[Any] = []
+    structure = jax.tree.structure(jax.eval_shape(world.reset, keys(0, 0))[1])
 
     def begin(seed: int, time: int) -> tuple[Any, list[np.ndarray]]:
         with jax.default_device(cpu):
             observation, state = jax.device_get(reset(keys(seed, time)))
-        leaves, structure[:] = jax.tree.leaves(state), [jax.tree.structure(state)]
-        return observation, leaves
+        return observation, jax.tree.leaves(state)
 
     def advance(
         seed: int, time: int, leaves: list[np.ndarray], action: Any
     ) -> tuple[Outcome, list[np.ndarray]]:
-        if not structure:  # put back to where another copy was
-            begin(seed, 0)
-        state = jax.tree.unflatten(structure[0], leaves)
+        state = jax.tree.unflatten(structure, leaves)
         with jax.default_device(cpu):
             made = jax.device_get(step(keys(seed, time), state, jnp.asarray(action)[None]))
         return made, jax.tree.leaves(made.state)

@@ -24,6 +24,7 @@ from rl.envs import atari, distractors, entities, goals, pixels
 if TYPE_CHECKING:
     from rl.types import Spec
 
+GYMNAX, OURS = "gymnax/", "jax/"  # what the names of environments in JAX start with
 _OURS = {"CartPoleSwingUp": "rl.envs.cartpole", "TwoRooms": "rl.envs.two_rooms"}
 # What names start with, the module whose import registers them, and its extra. The first one counts.
 _PACKAGES = (
@@ -119,7 +120,7 @@ def first_action(env: gymnasium.Env) -> int:
 
 def is_functional(name: str) -> bool:
     """Whether the environment is JAX's arrays and functions (`rl.envs.functional`)."""
-    return name.startswith(("gymnax/", "jax/"))
+    return name.startswith((GYMNAX, OURS))
 
 
 def stacked_frames(name: str) -> int:

@@ -161,7 +161,7 @@ def over_steps(dataset: Dataset, rows: Array, lengths: Array, n: int, discount: 
     following = jnp.minimum(rows[:, None] + jnp.arange(n), size(dataset) - 1)
     over = dataset.last[following] | (steps.discount[following] == 0) | (following == size(dataset) - 1)
     reached = jnp.cumsum(over, 1) - over == 0  # no end before the step
-    taken = reached & (jnp.arange(n) < lengths[:, None])
+    taken = reached & traces.within(lengths, n)
     count = taken.sum(1)
     end = rows + count - 1
     action, known = steps.action[rows], steps.has_next_action[end] > 0

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from rl.replay import ring
+from rl.replay import ring, traces
 from rl.types import Array, Key, Transition
 
 
@@ -85,7 +85,7 @@ def transitions(
     slots = _before_cut(memory, slots, stride)
     rows, row = memory.rows, jnp.arange(slots.shape[0])
     following, unbroken = ring.follow(memory, slots, n + 1, stride)
-    length = (unbroken[:, :n] & ring.within(lengths, n)).sum(1)
+    length = (unbroken[:, :n] & traces.within(lengths, n)).sum(1)
     last = following[row, length - 1]
     cut = ~unbroken[row, length] & (rows.discount[last] > 0)
     steps = jnp.where(cut, jnp.maximum(length - 1, 1), length)

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from rl import masks
+from rl.replay import traces
 from rl.replay.source import Source
 from rl.types import Array, Key, Transition
 
@@ -169,7 +170,7 @@ def transitions(
       lengths: [B], steps of each transition, 1 to ``n`` (`rl.replay.traces`); by default ``n``.
     """
     following, unbroken = follow(ring, slots, n + 1, stride)
-    taken = unbroken[:, :n] & within(lengths, n)
+    taken = unbroken[:, :n] & traces.within(lengths, n)
     steps = taken.sum(1)
     row = jnp.arange(slots.shape[0])
     last, after = following[row, steps - 1], following[row, steps]
@@ -187,11 +188,6 @@ def transitions(
         next_action=jnp.where(masks.expand(known, action), rows.action[after], action),
         has_next_action=known.astype(jnp.float32),
     )
-
-
-def within(lengths: Array | None, n: int) -> Array:
-    """Which of ``n`` steps belong to transitions of these ``lengths`` [B], bool [B, n]; all where there are none."""
-    return jnp.bool_(True) if lengths is None else jnp.arange(n) < lengths[:, None]
 
 
 def action_chunks(

@@ -42,6 +42,11 @@ def lengths(key: Key, size: int, n: int, td_lambda: float) -> Array:
     return jnp.minimum(jax.random.geometric(key, 1 - td_lambda, (size,), jnp.int32), n)
 
 
+def within(lengths: Array | None, n: int) -> Array:
+    """Which of ``n`` steps belong to transitions of these ``lengths`` [B], bool [B, n]; all where there are none."""
+    return jnp.bool_(True) if lengths is None else jnp.arange(n) < lengths[:, None]
+
+
 def weights(n: int, td_lambda: float) -> np.ndarray:
     """How often each of the lengths 1 to ``n`` is drawn, [n]. Raises as `lengths`."""
     check(td_lambda)
