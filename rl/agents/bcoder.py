@@ -3,7 +3,7 @@
 With logits ``l``, advantages ``A = alpha (l - max l)`` and the frozen model it starts from, ``ckpt``:
 
     value stage:   Q = A_ckpt + V                          only V is trained
-    policy stage:  Q = A_theta + V_r + V                   the policy theta and its residual V_r are trained
+    policy stage:  Q = A_theta + (V + V_r)                 the policy theta and its residual V_r are trained
     L_Q  = E_D[ loss_Q(s, a)(r + gamma d Q(s', a^)) ],     a^ = argmax p_ckpt(. | s')            (conservative)
     L    = L_Q + beta_adv E*[ |A(s, a)| ] - beta_ce E*[ log pi(a | s) ]
 
@@ -13,7 +13,8 @@ the logged one; ``value_updates=0`` leaves the value stage out, -1 the policy st
 
 Values are bounded above by ``maximum``: with the scalar head as in appendix G.1, ``maximum - SoftAbs(v)``, where
 SoftAbs is 0 at 0 (the sign of the paper's constant would put the bound at -0.39, below the reward of a pass), and so
-for each output of the quantile head. A categorical head is bounded by its own support, whatever ``maximum`` is: give it
+for each output of the quantile head. The residual lies within the bound, ``maximum - SoftAbs(v + v_r)``, so that no Q
+exceeds ``maximum``: the paper can be read as adding V_r outside. A categorical head is bounded by its own support, whatever ``maximum`` is: give it
 a support that ends there. V_r is the difference of two heads with one initialisation, of which one learns (appendix
 G.2); with a categorical head it is added to V's logits. Any head's Q is its V plus the scalar A, see
 `rl.values.tokens.dueling_loss`.

@@ -15,7 +15,10 @@ parameters steer; here all else stays as it is, so that L_V moves the trunk.
 
 The scalar head's loss is the full square, as in the authors' code; LMRL-Gym halves it, so that its ``cql_weight`` of
 0.01 is 0.02 here, twice the default. For Wordle it has a learning rate of 3e-5, and outputs of Q and V that start at
-``bias`` = -4.4: where all rewards are negative, tokens that were never logged look best from 0.
+``bias`` = -4.4: where all rewards are negative, tokens that were never logged look best from 0. There these outputs
+start with weights of 0, too; here the weights are random, so that values start about 0.2 apart. Heads have ``inner``
+units, there as many as the trunk has features, in the authors' code twice as many. Steering is by the target networks,
+as in the authors' code; LMRL-Gym's evaluation steers by the current ones.
 """
 
 from __future__ import annotations

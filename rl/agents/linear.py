@@ -44,7 +44,8 @@ class Config:
     ``penalty`` is what is taken off the value of features ``phi``, ``beta`` times
 
     - ``diagonal``: ``sqrt(sum_i phi_i^2 (Lambda^-1)_ii)``, as in the code published with R2PVI;
-    - ``theory``: ``sum_i phi_i sqrt((Lambda^-1)_ii)``, which its suboptimality bound has. Every factor is
+    - ``theory``: ``sum_i phi_i sqrt((Lambda^-1)_ii)``, that of the paper's suboptimality bound as it is
+      remembered (its proofs were not read). Every factor is
       estimated by itself, and all may be wrong in the same direction; the default is smaller by up to sqrt(d);
     - ``ellipsoid``: ``sqrt(phi' Lambda^-1 phi)``, that of PEVI and of linear bandits: errors of one regression.
     """

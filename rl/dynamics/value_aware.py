@@ -20,6 +20,13 @@ of VaGraM; ``mse`` is VaGraM with weights 1, so that the two differ in nothing e
 factors: no 1 / O in ``taylor``, the mean over all O + 1 outputs in the plain error of the first epoch, and
 ``value_weighted`` divided by the sum of |V| over a batch, its critics and members.
 
+There are two states of that code. That of the paper's time takes gradients at ``s' - s`` in place of ``s'``. Today's
+takes them at ``s'``, and has other faults: it adds up the gradients of the four critics, which makes the last of four
+equal weights 16 times and their mean 7.5 times too large; after the first epoch it gives all members the gradients of
+member 0's rows; it judges held-out rows by gradients of training rows; and its condition for clipping gradients is
+hardly ever met. None of this is copied: gradients are those of each critic alone, at ``s'``, of each member's own rows,
+and are clipped as in the paper's time (``clip_quantile``).
+
 **Units.** Members predict ``s' - s`` in the units of the data, whatever their inputs are scaled by, and gradients are
 with respect to ``s'`` in these units. ``g_d e_d`` is then in units of the value, and no rescaling of an observation
 changes ``vagram``, ``taylor`` or ``vaml`` where nothing is clipped or normalised, nor, but for a factor,

@@ -6,8 +6,8 @@ the square [-2, 2]^2. With ``m = max(|x|, |y|)`` of the point arrived at, the re
     min(0.07 m, 0.84) + exp(-|s' - (4, -3)|^2 / 8),   or -1 where m > 12.
 
 The best is to go near (4, -3) and stay there, which earns about 36.5. Rollouts of 10 steps never see the cliff: points
-with m > 11 appear as next states only, at the last step (`edge_of_reach`). The construction follows the picture in
-RAVL's paper (Sims et al., NeurIPS 2024), whose exact reward is not published.
+with m > 11 appear as next states only, at the last step (`edge_of_reach`). The world is ours: that of RAVL's paper
+(Sims et al., NeurIPS 2024) was known by captions and reviews alone, and its reward is not published.
 """
 
 from __future__ import annotations
