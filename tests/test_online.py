@@ -1087,6 +1087,10 @@ def test_critics_are_exported_with_a_policy_of_whose_draws_they_choose_one(tmp_p
             {"chunk": 11, "env": POINT_MASS, "learning_starts": 5},
             "longer than every episode of point_mass.*limit is 10",
         ),
+        (
+            {"chunk": 201, "env": "jax/Pendulum-v1", "steps": 400, "learning_starts": 300},
+            "longer than every .* limit is 200",
+        ),
         ({"envs": 4, "replay": 3}, "--replay=3 does not hold one step of --envs=4"),
         (
             {"env": "ALE/Pong-v5", "learning_starts": 12, "replay": 5},

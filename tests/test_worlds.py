@@ -212,9 +212,13 @@ def test_an_environment_without_a_rule_is_refused() -> None:
         "inverted-double-pendulum.npz",
         "my_module:Hopper-NoFall-v0",
         "my-hopper.h5",
+        "jax/hopper_of_mine.world",
+        "dm_control/hopper-hop-v0",
     ):
         with pytest.raises(ValueError, match="no termination rule"):
             termination.of(name)
+    assert termination.of("jax/Pendulum-v1") is termination.never
+    assert termination.of("jax/hopper.hdf5") is termination.hopper
 
 
 # ---- true dynamics ----------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from collections.abc import Callable
 import jax.numpy as jnp
 
 from rl.envs import distractors
+from rl.envs.registry import OURS
 from rl.types import Array
 
 Rule = Callable[[Array], Array]  # next observations [..., O] -> [...] bool
@@ -84,18 +85,20 @@ def of(name: str) -> Rule:
     its folders may be called anything; a dataset of Minari by any part of its name, ``mujoco/hopper/expert-v0``.
 
     Raises:
-      ValueError: no beginning is one of `RULES`, or the environment is of a module of the user's, whose rules nobody
-        here knows.
+      ValueError: no beginning is one of `RULES`; or the environment is of a module of the user's, whose rules nobody
+        here knows, or of dm_control, whose tasks have gymnasium's names and other observations.
     """
     parts = name.lower().removeprefix("minari:").split("/")
-    if pathlib.PurePath(name).suffix in FILES:
+    is_file = pathlib.PurePath(name).suffix in FILES
+    if is_file:
         parts = parts[-1:]
-    if ":" not in parts[-1]:
+    of_user = ":" in parts[-1] or (name.startswith(OURS) and "." in name and not is_file)
+    if not of_user and parts[0] != "dm_control":
         for words in ([word for word in re.split(r"[^a-z0-9]+", part) if word] for part in reversed(parts)):
             for count in range(len(words), 0, -1):
                 if (task := "".join(words[:count])) in RULES:
                     return RULES[task]
-    near = difflib.get_close_matches(re.split(r"[^a-z0-9]+", parts[-1])[0], RULES, n=1)
+    near = [] if of_user else difflib.get_close_matches(re.split(r"[^a-z0-9]+", parts[-1])[0], RULES, n=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     raise ValueError(
         f"no termination rule for {name!r}{hint}: rollouts in a model must know where episodes end; there are rules "

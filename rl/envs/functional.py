@@ -32,7 +32,9 @@ from rl.envs.registry import GYMNAX, OURS
 from rl.envs.world import Outcome, World
 from rl.types import Array, Key, Spec
 
-__all__ = ["Outcome", "Stepped", "World", "make", "timed"]
+__all__ = ["Outcome", "Stepped", "World", "make", "time_limit", "timed"]
+
+_TIMED: dict[str, ModuleType] = {"Pendulum-v1": pendulum, "CartPoleSwingUp-v0": cartpole_swingup}
 
 
 def make(name: str) -> World:
@@ -50,9 +52,8 @@ def make(name: str) -> World:
     if name.startswith(GYMNAX):
         return _of_gymnax(name, name.removeprefix(GYMNAX))
     base = name.removeprefix(OURS)
-    ours = {"Pendulum-v1": pendulum, "CartPoleSwingUp-v0": cartpole_swingup}
-    if base in ours:
-        return timed(ours[base].SPEC, ours[base].reset, ours[base].step, ours[base].LIMIT)
+    if base in _TIMED:
+        return timed(_TIMED[base].SPEC, _TIMED[base].reset, _TIMED[base].step, _TIMED[base].LIMIT)
     module, _, function = base.rpartition(".")
     try:
         maker = getattr(importlib.import_module(module), function, None) if module else None
@@ -62,7 +63,7 @@ def make(name: str) -> World:
         ) from error
     if not callable(maker):
         raise ValueError(
-            f"unknown environment {name!r}: in pure JAX there are {', '.join(OURS + x for x in ours)}, those of "
+            f"unknown environment {name!r}: in pure JAX there are {', '.join(OURS + x for x in _TIMED)}, those of "
             f"gymnax ({GYMNAX}CartPole-v1) and your own ({OURS}module.function, which returns a "
             "rl.envs.world.World)"
         )
@@ -77,6 +78,19 @@ def make(name: str) -> World:
             f"environment {name!r}: {base} must return a rl.envs.world.World, not {type(world).__name__}"
         )
     return world
+
+
+def time_limit(name: str) -> int:
+    """Steps after which an episode of the environment is cut; 0 where that is not known, as of one of your own."""
+    base = name.removeprefix(OURS)
+    if base in _TIMED:
+        return int(_TIMED[base].LIMIT)
+    if (
+        not name.startswith(GYMNAX)
+        or (base := name.removeprefix(GYMNAX)) not in minatar.gymnax().registered_envs
+    ):
+        return 0
+    return int(getattr(minatar.gymnax().make(base)[1], "max_steps_in_episode", 0))
 
 
 def timed(

@@ -131,8 +131,11 @@ def stacked_frames(name: str) -> int:
 def time_limit(name: str) -> int:
     """Steps after which an episode is cut, by what the environment is registered with; 0 where that is nothing.
 
-    Prefixes and suffixes of ours do not change it.
+    Prefixes and suffixes of ours do not change it. Of an environment in JAX it is `rl.envs.functional.time_limit`.
     """
+    if is_functional(name):
+        functional: Any = importlib.import_module("rl.envs.functional")
+        return int(functional.time_limit(name))
     base = distractors.parse(name.removesuffix(entities.SUFFIX)).base
     for prefix in (pixels.PREFIX, goals.TASKS, goals.RANDOM):
         base = base.removeprefix(prefix)
