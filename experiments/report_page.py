@@ -488,7 +488,7 @@ def _widened(value: float, ci95: Sequence[float], width: float, rate: bool) -> t
 
 
 def _of_what(result: Mapping[str, Any]) -> str:
-    """What aggregates are of: how many tasks, whose data, which evaluation, how many seeds, and how long they were trained."""
+    """What aggregates are of: tasks, data, which evaluation, how many seeds, and how long they were trained."""
     tasks, variants = set(result["aggregate_tasks"]), set(result["aggregates"])
     seeds = {
         len(cell["last"]["each"])

@@ -70,8 +70,8 @@ _IN_WORDS = {
     "taylor": "Taylor",
     "vaml": "VAML",
     "value_weighted": "weighted by |V|",
-    "anisotropic": "weights permuted",
-    "anisotropic_rows": "weights permuted, each row",
+    "anisotropic": "anisotropic, same for all rows",
+    "anisotropic_rows": "anisotropic, anew for each row",
 }
 
 
