@@ -186,6 +186,7 @@ def draw(folder: Path, settings: Settings, rmse: Mapping[str, np.ndarray]) -> No
         curves,
         ylabel="error of V (root mean square)",
         title="IQL on a chain of 60 states",
+        logarithmic=True,
     )
 
 

@@ -121,6 +121,12 @@ def _between(mean: float, bounds: Sequence[float], style: str) -> str:
     return studies.between({"mean": mean, "ci95": bounds}, style)
 
 
+def _fewest_seeds(result: Mapping[str, Any]) -> int:
+    """Of a variant in the aggregates on a task."""
+    cells = (cell for cell in result["cells"] if cell["variant"] in result["aggregates"])
+    return min(len(cell["last"]["each"]) for cell in cells)
+
+
 def _bootstrap_width(seeds: int, tasks: int) -> float:
     """The width of a stratified bootstrap's 95 % interval of a mean, as a part of what it should be; normal scores.
 
@@ -144,7 +150,7 @@ def _aggregate_blocks(result: Mapping[str, Any]) -> Iterator[str]:
     style = _style(result)
     yield "## Aggregates"
     left = [name for name in result["variants"] if name not in aggregates]
-    seeds = min(len(cell["last"]["each"]) for cell in result["cells"] if cell["variant"] in aggregates)
+    seeds = _fewest_seeds(result)
     yield (
         f"Last scores over {len(tasks)} of {len(result['tasks'])} tasks, those that all of these have finished"
         + (
@@ -154,7 +160,8 @@ def _aggregate_blocks(result: Mapping[str, Any]) -> Iterator[str]:
         )
         + ". Intervals: stratified bootstrap, seeds resampled within each task"
         + (
-            f", with {seeds} seeds about {_bootstrap_width(seeds, len(tasks)):.2f} times as wide as they should be"
+            f", with {seeds} seeds about {_bootstrap_width(seeds, len(tasks)):.2f} times as wide as they should "
+            "be, and in the figure of interquartile means divided by that"
             if seeds > 1
             else ""
         )
@@ -409,13 +416,16 @@ def draw(folder: Path, result: Mapping[str, Any]) -> None:
     """The figures that the report shows."""
     score = result["score"].replace("_", " ")
     if result["aggregates"]:
+        seeds = _fewest_seeds(result)
+        width = _bootstrap_width(seeds, len(result["aggregate_tasks"]))
+        note = f":\nthe bootstrap's, divided by {width:.2f} because of {seeds} seeds" if seeds > 1 else ""
         plot.bars(
             folder / "iqm.png",
             {
-                variant: (estimates["iqm"]["value"], *estimates["iqm"]["ci95"])
+                variant: _widened(**estimates["iqm"], width=width, rate=result["rate"])
                 for variant, estimates in result["aggregates"].items()
             },
-            f"interquartile mean of {score}, 95 % interval",
+            f"interquartile mean of {score}, 95 % interval{note}",
             title=_of_what(result),
             rate=result["rate"],
         )
@@ -444,6 +454,9 @@ def draw(folder: Path, result: Mapping[str, Any]) -> None:
             rate=result["rate"],
         )
     for (task, group), curves in _figures(result).items():
+        lost = sum(where == task for _, where in result.get("lost", []))
+        finished = sum(cell["task"] == task for cell in result["cells"])
+        without = f"{lost} of {finished} finished variants have no stored curve" if lost else ""
         plot.learning_curve(
             folder / _curve_file((task, group)),
             {
@@ -454,7 +467,7 @@ def draw(folder: Path, result: Mapping[str, Any]) -> None:
                 for curve in curves
             },
             ylabel=score,
-            title=", ".join(filter(None, (task, group))),
+            title="\n".join(filter(None, (", ".join(filter(None, (task, group))), without))),
             xlabel="environment steps" if result["unit"] == "steps" else "updates",
             references=_of_data(result, task)
             | {
@@ -468,8 +481,14 @@ def draw(folder: Path, result: Mapping[str, Any]) -> None:
         )
 
 
+def _widened(value: float, ci95: Sequence[float], width: float, rate: bool) -> tuple[float, float, float]:
+    """A value and its interval, of which it has this part of its ``width``, as it should be."""
+    low, high = value + (np.asarray(ci95) - value) / width
+    return (value, max(low, 0.0), min(high, 1.0)) if rate else (value, low, high)
+
+
 def _of_what(result: Mapping[str, Any]) -> str:
-    """What aggregates are of: how many tasks, which evaluation, how many seeds, and how long they were trained."""
+    """What aggregates are of: tasks, data, which evaluation, how many seeds, and how long they were trained."""
     tasks, variants = set(result["aggregate_tasks"]), set(result["aggregates"])
     seeds = {
         len(cell["last"]["each"])
@@ -484,7 +503,8 @@ def _of_what(result: Mapping[str, Any]) -> str:
     unit = "environment steps" if result["unit"] == "steps" else result["unit"]
     # Where programs diverged, runs that were trained alone may be finished and none of their programs.
     length = f", {_span(lengths)} {unit}" if lengths else ""
-    return f"{len(tasks)} tasks, last evaluation, {_span(seeds)} seeds{length}"
+    data = ", data regenerated here,\n" if result["data"] else ", "
+    return f"{len(tasks)} tasks{data}last evaluation, {_span(seeds)} seeds{length}"
 
 
 def _span(numbers: Collection[int]) -> str:

@@ -28,6 +28,7 @@ _WIDTHS = (4.2, 1.8)  # of the first and the last of several curves: where they 
 _OVERLAP = "widths only keep lines\nthat overlap visible"
 _RATE = (-0.03, 1.03)  # the axis of success rates, so that figures compare; 0 and 1 are inside
 _BAND = 3  # seeds from which on an interval is drawn
+_MARKED = 8  # the most points of a line that are marked
 _UNBOUNDED = "intervals of few seeds may reach\nbeyond the scores that there are"
 
 
@@ -41,6 +42,7 @@ def learning_curve(
     xlabel: str = "updates",
     rate: bool = False,
     intervals: bool = True,
+    logarithmic: bool = False,
 ) -> None:
     """Draws each run's mean over seeds, its 95 % interval (`rl.statistics.interval`) and every seed as a thin line.
 
@@ -56,15 +58,25 @@ def learning_curve(
         rate: the scores are success rates, whose intervals stay within 0 and 1 (`rl.statistics.rate_interval`), as does
             the axis.
         intervals: False leaves them out: those of many runs with few seeds cover each other.
+        logarithmic: the axis of scores, which are positive: errors, say.
 
     Raises:
         ValueError: no runs, or a run whose scores are not [T, S].
     """
     if not runs:
         raise ValueError(f"nothing to draw in {path}: no runs")
+    from matplotlib.ticker import LogLocator
+
     references = references or {}
     figure, axes = _axes((8.0, max(4.5, 1.2 + 0.27 * (len(runs) + len(references)))))
     _curves(axes, runs, rate, list(references.values()), intervals)
+    if logarithmic:
+        scores = np.concatenate([np.ravel(scores) for _, scores in runs.values()])
+        axes.set_yscale("log")  # which cuts bands at the end of the axis where they reach below 0
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.set_yticks([], minor=True)
+        axes.set_ylim(0.8 * scores[scores > 0].min(), 1.25 * np.nanmax(scores))
     for label, score in references.items():
         axes.axhline(score, color=_INK, linewidth=1.4, linestyle=(0, (4, 2)), zorder=1.5, label=label)
     axes.set_xlabel(xlabel, fontsize=12)
@@ -359,12 +371,78 @@ def lines(
     Raises:
         ValueError: no curves, one whose arrays differ in length, or published values without a curve.
     """
+    figure, axes = _axes((8.0, max(4.5, 1.2 + 0.27 * len(curves))))
+    _parameter_lines(path, axes, curves, published or {})
+    if logarithmic:
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        places = np.unique(np.concatenate([np.asarray(curve[0], float) for curve in curves.values()]))
+        if len(places) <= _MARKED:
+            axes.set_xticks(places, [f"{place:,g}" for place in places])
+            axes.set_xticks([], minor=True)
+        if len(places) == 1:
+            axes.set_xlim(places[0] / 2, 2 * places[0])
+    if rate:
+        axes.set_ylim(_RATE)
+    axes.set_xlabel(xlabel, fontsize=12)
+    axes.set_ylabel(ylabel, fontsize=12)
+    axes.set_title(title, fontsize=13, loc="left")
+    _legend(axes, note, len(curves))
+    _save(figure, path)
+
+
+def lines_in_panels(
+    path: str | os.PathLike[str],
+    panels: Mapping[str, Mapping[str, tuple[ArrayLike, ArrayLike, ArrayLike, ArrayLike]]],
+    xlabel: str,
+    ylabel: str,
+    *,
+    published: Mapping[str, Mapping[str, tuple[ArrayLike, ArrayLike]]] | None = None,
+    title: str = "",
+    note: str = "mean, 95 % interval",
+    shared: bool = True,
+) -> None:
+    """Draws results against a parameter as `lines`, side by side: too many for one picture, or of other data.
+
+    Args:
+        path: the PNG, replaced as a whole.
+        panels: {title of a panel: {label: (x [T], value [T], low [T], high [T])}}.
+        xlabel: what the parameter is.
+        ylabel: what the values are, with their unit or scale.
+        published: {title of a panel: {label: (x [T], value [T])}}, as in `lines`.
+        title: above the panels.
+        note: what the lines and bands are, at the head of the legends, if not in their labels.
+        shared: one y axis for all; False where heights do not compare.
+
+    Raises:
+        ValueError: no panels or curves, one whose arrays differ in length, or published values without a curve.
+    """
+    if not panels:
+        raise ValueError(f"nothing to draw in {path}: no panels")
+    figure, row = _panels(len(panels), len(panels), (4.6, 4.6))
+    for axes, (name, curves) in zip(row, panels.items(), strict=True):
+        _parameter_lines(path, axes, curves, (published or {}).get(name, {}))
+        if shared and axes is not row[0]:
+            axes.sharey(row[0])
+        axes.set_xlabel(xlabel, fontsize=12)
+        axes.set_ylabel(ylabel, fontsize=12)
+        axes.set_title(name, fontsize=11)
+        axes.legend(title=note or None, title_fontsize=8, alignment="left", fontsize=9, frameon=False)
+    _suptitle(figure, title)
+    _save(figure, path)
+
+
+def _parameter_lines(
+    path: str | os.PathLike[str],
+    axes: Axes,
+    curves: Mapping[str, tuple[ArrayLike, ArrayLike, ArrayLike, ArrayLike]],
+    published: Mapping[str, tuple[ArrayLike, ArrayLike]],
+) -> None:
+    """The curves of `lines`, with crosses in their colours."""
     if not curves:
         raise ValueError(f"nothing to draw in {path}: no curves")
-    published = published or {}
     if unknown := sorted(published.keys() - curves.keys()):
         raise ValueError(f"published values of {', '.join(unknown)} have no curve in {path}")
-    figure, axes = _axes((8.0, max(4.5, 1.2 + 0.27 * len(curves))))
     widths = _widths(len(curves))
     for index, (label, curve) in enumerate(curves.items()):
         arrays = [np.asarray(array, float) for array in curve]
@@ -374,23 +452,16 @@ def lines(
             )
         x, value, low, high = arrays
         colour, style = _COLOURS[index % len(_COLOURS)], _STYLES[index // len(_COLOURS) % 4]
-        axes.plot(x, value, color=colour, linestyle=style, linewidth=widths[index], label=label)
+        marks: dict[str, Any] = {"marker": "o", "markersize": 3 + widths[index]} if len(x) <= _MARKED else {}
+        axes.plot(x, value, color=colour, linestyle=style, linewidth=widths[index], label=label, **marks)
         axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
+        if len(x) == 1:  # of which the band has no width
+            axes.plot([*x, *x], [*low, *high], color=colour, linewidth=1.4)
         if label in published:
-            axes.plot(*published[label], color=colour, linestyle="", marker="x", markersize=7)
+            axes.plot(*published[label], color=colour, linestyle="", marker="x", markersize=7, zorder=3)
     if published:
         axes.plot([], [], color=_INK, linestyle="", marker="x", markersize=7, label="published")
-    if logarithmic:
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-    if rate:
-        axes.set_ylim(_RATE)
     axes.grid(axis="y", color="#DDDDDD", linewidth=0.8)
-    axes.set_xlabel(xlabel, fontsize=12)
-    axes.set_ylabel(ylabel, fontsize=12)
-    axes.set_title(title, fontsize=13, loc="left")
-    _legend(axes, note, len(curves))
-    _save(figure, path)
 
 
 def bars(
@@ -420,8 +491,9 @@ def bars(
         axes.barh(row, value, height=0.62, color=_COLOURS[0], alpha=0.85)
         axes.plot([low, high], [row, row], color=_INK, linewidth=2, solid_capstyle="butt")
         edge = max(x for x in (value, high, 0.0) if np.isfinite(x))
+        number = f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"  # without an exponent
         axes.annotate(
-            f"{value:.3g}", (edge, row), xytext=(5, 0), textcoords="offset points", va="center", fontsize=11
+            number, (edge, row), xytext=(5, 0), textcoords="offset points", va="center", fontsize=11
         )
     axes.set_yticks(range(len(scores)), list(scores), fontsize=11)
     axes.invert_yaxis()

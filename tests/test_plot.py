@@ -140,6 +140,28 @@ def test_curves_that_coincide_are_all_seen(tmp_path: Path, figures: list):
         assert all(np.diff([line.get_linewidth() for line in drawn]) < -0.5)
 
 
+def test_a_line_of_one_point_is_seen_with_its_interval(tmp_path: Path, figures: list):
+    one, many = ([8], [0.5], [0.4], [0.7]), ([1, 2], *([[0.4, 0.5]] * 3))
+    plot.lines(tmp_path / "a.png", {"mse": one}, "width", "error", logarithmic=True)
+    panels = {"here": {"arsq": many, "cqn": one}, "theirs": {"arsq": many}}
+    crosses = {"theirs": {"arsq": ([1, 2], [0.4, 0.6])}}
+    plot.lines_in_panels(tmp_path / "b.png", panels, "x", "y", published=crosses)
+    point, bar = figures[0].axes[0].get_lines()
+    assert point.get_marker() == "o" and list(bar.get_ydata()) == [0.4, 0.7]
+    here, theirs = figures[1].axes
+    assert here.get_ylim() == theirs.get_ylim() and here.get_title() == "here"
+    assert [line.get_marker() for line in theirs.get_lines()] == ["o", "x", "x"]
+    with pytest.raises(ValueError, match="no panels"):
+        plot.lines_in_panels(tmp_path / "c.png", {}, "x", "y")
+
+
+def test_errors_have_a_logarithmic_axis_where_bands_end(tmp_path: Path, figures: list):
+    plot.learning_curve(tmp_path / "a.png", {"iql": (STEPS, SCORES)}, "error", logarithmic=True)
+    axes = figures[0].axes[0]
+    assert axes.get_yscale() == "log"
+    np.testing.assert_allclose(axes.get_ylim(), [0.8, 1.25 * 9.5])
+
+
 def test_a_score_that_is_not_finite_is_a_gap(tmp_path: Path, figures: list):
     scores = SCORES.copy()
     scores[2, 1] = np.nan

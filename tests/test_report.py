@@ -845,8 +845,10 @@ def test_figures_of_aggregates_say_of_how_many_seeds_and_updates(of: dict[str, A
         "cells": [{"variant": "iql", "task": task, "last": {"each": [1.0] * 3}} for task in "ab"],
         "programs": [program | of, program | {"task": "b"} | of | {"length": 200_000}],
         "unit": "updates",
+        "data": {},
     }
     assert report_page._of_what(result) == said
+    assert report_page._of_what(result | {"data": {"a": {}}}).startswith("2 tasks, data regenerated here,\n")
 
 
 def test_a_finished_run_without_the_score_is_listed(finished: Any, tmp_path: Path) -> None:

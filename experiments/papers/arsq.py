@@ -741,17 +741,21 @@ def draw(folder: Path, result: Mapping[str, Any]) -> None:
         )
     if "bandit" in result:
         shares = {
-            name: [optimal(row, weight).mean() for weight in WEIGHTS]
+            name: np.array([optimal(row, weight).mean() for weight in WEIGHTS])
             for name, row in result["bandit"].items()
         }
         nothing = np.full(len(WEIGHTS), np.nan)
+        apart = 0.012 * (np.arange(len(shares)) - (len(shares) - 1) / 2)  # most lines lie on each other
         plot.lines(
             folder / "bandit.png",
-            {name: (WEIGHTS, share, nothing, nothing) for name, share in shares.items()},
+            {
+                name: (WEIGHTS, share + shift, nothing, nothing)
+                for shift, (name, share) in zip(apart, shares.items(), strict=True)
+            },
             xlabel="weight of the BC term",
             ylabel="share of seeds with the best action",
             title="Bandit whose best mode is its rarest",
-            note=f"{result['settings']['bandit_seeds']} seeds at each weight",
+            note=f"{result['settings']['bandit_seeds']} seeds at each weight, lines\nmoved apart by 0.012",
             rate=True,
         )
 

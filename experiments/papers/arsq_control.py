@@ -759,7 +759,7 @@ def draw(folder: Path, result: Mapping[str, Any]) -> None:
                 for task in tasks
             }
             plot.learning_curves(
-                folder / f"{setting}.png", panels, title=f"{setting}: normalised return", xlabel=unit
+                folder / f"{setting}.png", panels, title=setting, xlabel=unit, ylabel="normalised return"
             )
     scores = {run.change: studies.band(row["last"]) for run, row in ablated(result).items()}
     if bars := {change: score for change, score in scores.items() if change in ABLATIONS}:
@@ -769,15 +769,20 @@ def draw(folder: Path, result: Mapping[str, Any]) -> None:
         )
     present = {value: scores[name] for value, name in TEMPERATURES.items() if name in scores}
     if len(present) > 1:
-        label = result["settings"]["ablation_tier"]
-        theirs = np.transpose(PUBLISHED["temperatures"])
-        plot.lines(
+        ours = np.log10(list(present)), *np.transpose(list(present.values()))
+        values, theirs = np.transpose(PUBLISHED["temperatures"])
+        nothing = np.full(len(theirs), np.nan)
+        plot.lines_in_panels(
             folder / "temperature.png",
-            {label: (np.log10(list(present)), *np.transpose(list(present.values())))},
+            {
+                result["settings"]["ablation_tier"]: {"here: mean, 95 % interval": ours},
+                "hopper-medium": {"published": (np.log10(values), theirs, nothing, nothing)},
+            },
             "log10 of the temperature",
             "last normalised return",
-            published={label: (np.log10(theirs[0]), theirs[1])},
-            title="ARSQ; published: hopper-medium",
+            title="ARSQ's temperature on two tasks: orders compare, heights do not",
+            note="",
+            shared=False,
         )
 
 

@@ -288,7 +288,7 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
         yield from most_clipped(result, dataset)
         iql, fql = anchors(dataset)
         yield f"Published, single actions and scalar heads: IQL {iql / 100}, FQL {fql / 100} (FQL's table)."
-    yield "Against updates: one figure for each dataset, of chunks as long as they get."
+    yield "Against updates: one figure for each dataset, with a panel for each agent and length of chunks."
 
 
 def success_table(result: Mapping[str, Any], dataset: str) -> str:
@@ -324,24 +324,30 @@ def most_clipped(result: Mapping[str, Any], dataset: str) -> Iterator[str]:
 
 
 def draw(folder: Path, result: Mapping[str, Any]) -> None:
-    """Success against updates, a panel for each agent, of the longest chunks, once all are finished."""
+    """Success against updates, a panel for each agent and length of chunks, once all of a dataset are finished."""
     settings = result["settings"]
-    longest = max(lengths(settings["chunks"]))
     curves = {
         (row["dataset"], row["agent"], row["head"], int(row["chunk"])): row["curve"] for row in result["rows"]
     }
+    agents, heads = settings["agents"].split(","), settings["heads"].split(",")
     for dataset in settings["datasets"].split(","):
         cells = {
-            agent: {head: (dataset, agent, head, longest) for head in settings["heads"].split(",")}
-            for agent in settings["agents"].split(",")
+            f"{agent}, chunks of {chunk}": {head: (dataset, agent, head, chunk) for head in heads}
+            for agent in agents
+            for chunk in lengths(settings["chunks"])
         }
         if all(cell in curves for row in cells.values() for cell in row.values()):
             panels = {
-                agent: {head: (curves[cell]["steps"], curves[cell]["success"]) for head, cell in row.items()}
-                for agent, row in cells.items()
+                name: {head: (curves[cell]["steps"], curves[cell]["success"]) for head, cell in row.items()}
+                for name, row in cells.items()
             }
-            title = f"{dataset}, chunks of {longest}: success"
-            plot.learning_curves(folder / f"{dataset.partition('-')[0]}.png", panels, title=title, rate=True)
+            plot.learning_curves(
+                folder / f"{dataset.partition('-')[0]}.png",
+                panels,
+                title=dataset,
+                ylabel="success rate",
+                rate=True,
+            )
 
 
 if __name__ == "__main__":

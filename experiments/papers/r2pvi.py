@@ -85,6 +85,11 @@ def methods(**settings: float) -> dict[str, Method]:
 SIMULATED, PUT = methods(), methods(beta=0.1, ridge=1.0)
 DIVERGENCES = ("R2PVI-TV", "R2PVI-KL", "R2PVI-chi2")
 TIMED = ("PEVI", *DIVERGENCES, "DRPVI", "DRVI-L")
+FAMILIES = {
+    "a price for shifts, total variation": ("R2PVI-TV",),
+    "a price for shifts, KL and chi2": ("R2PVI-KL", "R2PVI-chi2"),
+    "a ball of shifts": ("DRPVI", "DRVI-L"),
+}
 SEARCHED = {"DRPVI": "R2PVI-TV", "DRVI-L": "R2PVI-KL"}  # {a ball, by search: a price, in closed form}
 
 _THEIRS = studies.published("r2pvi")
@@ -645,7 +650,7 @@ def draw_all(out: Path, result: Mapping[str, Any]) -> None:
     title = "delta = 0.3, |xi| = 0.2, perturbation 0.9"
     draw(out / "figure_1c.png", result["1c"], "radius rho, or price lambda", title)
     shown = [curve for curve in result["1d"] if not any(x in curve["label"] for x in ("VA", "lambda = 2"))]
-    draw(out / "figure_1d.png", shown, "probability of a rise p", "American put, N = 100, d = 30")
+    draw_families(out / "figure_1d.png", shown, "probability of a rise p", "American put, N = 100, d = 30")
     for kind, rows in result["shifts"].items():
         sizes = [at["size"] for at in rows]
         curves = {name: (sizes, *studies.bands(at[name] for at in rows)) for name in (*DIVERGENCES, "PEVI")}
@@ -668,14 +673,34 @@ def draw_all(out: Path, result: Mapping[str, Any]) -> None:
 
 def draw(path: Path, rows: list[dict[str, Any]], xlabel: str, title: str) -> None:
     """One figure: many replications as lines with intervals, the published values as crosses."""
+    curves, published = _drawn(rows)
+    plot.lines(path, curves, xlabel, "average reward", published=published, title=title, note=_note(rows))
+
+
+def draw_families(path: Path, rows: list[dict[str, Any]], xlabel: str, title: str) -> None:
+    """As `draw`, in panels: 11 lines and their crosses have more colours than can be told apart."""
+    panels, published = {}, {}
+    for name, methods_of in FAMILIES.items():
+        chosen = [curve for curve in rows if curve["label"].startswith(("PEVI", *methods_of))]
+        panels[name], published[name] = _drawn(chosen)
+    plot.lines_in_panels(
+        path, panels, xlabel, "average reward", published=published, title=title, note=_note(rows)
+    )
+
+
+def _drawn(rows: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """{label: curve with its interval}, and {label: published values}."""
     curves, published = {}, {}
     for curve in rows:
         x = curve[_axis(curve)]
         curves[curve["label"]] = (x, curve["many"], *curve["many_ci95"])
         if "published" in curve:
             published[curve["label"]] = (x, curve["published"])
-    note = f"{rows[0]['replications_many']} replications, 95 % interval"
-    plot.lines(path, curves, xlabel, "average reward", published=published, title=title, note=note)
+    return curves, published
+
+
+def _note(rows: list[dict[str, Any]]) -> str:
+    return f"{rows[0]['replications_many']} replications, 95 % interval"
 
 
 def _axis(curve: Mapping[str, Any]) -> str:

@@ -63,6 +63,17 @@ from experiments.papers.vagram_parts import (
 from rl import plot
 from rl.dynamics import value_aware
 
+_IN_WORDS = {
+    "mle": "MLE",
+    "mse": "MSE",
+    "vagram": "VaGraM",
+    "taylor": "Taylor",
+    "vaml": "VAML",
+    "value_weighted": "weighted by |V|",
+    "anisotropic": "anisotropic, same for all rows",
+    "anisotropic_rows": "anisotropic, anew for each row",
+}
+
 
 def run(settings: Settings) -> dict[str, Any]:
     """Runs the parts, and writes and returns what came out.
@@ -535,7 +546,7 @@ def draw(folder: Path, result: Mapping[str, Any]) -> None:
     if "pendulum" in result:
         _draw_pendulum(folder, result["pendulum"])
     if "landscape" in result:
-        pictures = {loss: np.asarray(x) for loss, x in result["landscape"]["picture"].items()}
+        pictures = {in_words(loss): np.asarray(x) for loss, x in result["landscape"]["picture"].items()}
         plot.maps(
             folder / "landscape.png",
             pictures,
@@ -553,7 +564,7 @@ def draw(folder: Path, result: Mapping[str, Any]) -> None:
         plot.learning_curves(
             folder / "changing.png",
             {
-                title: {loss: (updates, row[what]) for loss, row in result["changing"].items()}
+                title: {in_words(loss): (updates, row[what]) for loss, row in result["changing"].items()}
                 for title, what in panels.items()
             },
             title="Model and value learned from each other",
@@ -562,7 +573,7 @@ def draw(folder: Path, result: Mapping[str, Any]) -> None:
         updates = result["settings"]["toy_updates"] // PIECES * np.arange(1, PIECES + 1)
         plot.learning_curve(
             folder / "toy.png",
-            {loss: (updates, row["deviation"]) for loss, row in result["toy"].items()},
+            {in_words(loss): (updates, row["deviation"]) for loss, row in result["toy"].items()},
             "deviation of the prediction",
             references={"outcomes": 1.0},
             title="Two outcomes, V(s) = s^2 + s",
@@ -571,12 +582,17 @@ def draw(folder: Path, result: Mapping[str, Any]) -> None:
         plot.bars(
             folder / "heads.png",
             {
-                f"{head}, noise {noise}": studies.band(row["cosine"])
+                f"{head.replace('_', ' ')}, noise {noise}": studies.band(row["cosine"])
                 for noise, rows in result["heads"].items()
                 for head, row in rows.items()
             },
             "cosine of the value's gradient with the grid's, mean and 95 % interval",
         )
+
+
+def in_words(loss: str) -> str:
+    """The name of a loss in figures."""
+    return _IN_WORDS.get(loss, loss)
 
 
 def _draw_pendulum(folder: Path, worlds: Mapping[str, Any]) -> None:
@@ -588,7 +604,7 @@ def _draw_pendulum(folder: Path, worlds: Mapping[str, Any]) -> None:
     plot.bars(
         folder / "returns.png",
         {
-            **{loss: studies.band(row["return"]) for loss, row in many[place].items()},
+            **{in_words(loss): studies.band(row["return"]) for loss, row in many[place].items()},
             "true model": studies.band(many["known"]["true_return"]),
         },
         "return of greedy control, mean and 95 % interval",
@@ -597,7 +613,7 @@ def _draw_pendulum(folder: Path, worlds: Mapping[str, Any]) -> None:
     plot.lines(
         folder / "value_error.png",
         {
-            loss: (
+            in_words(loss): (
                 [int(width) for width in widths],
                 *studies.bands(many[width][loss]["value_error"] for width in widths),
             )

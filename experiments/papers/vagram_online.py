@@ -512,26 +512,37 @@ def area_last(row: Mapping[str, Any] | None) -> str:
 
 
 def draw(folder: Path, result: Mapping[str, Any]) -> None:
-    """Learning curves of each environment, of its smallest model: a panel for each kind of distractors."""
+    """Learning curves of each environment: a row for each model, a panel for each kind of distractors."""
     rows = table(result)
     for task in dict.fromkeys(run.task for run in rows):
-        model = [run.model for run in rows if run.task == task][-1]
+        models = dict.fromkeys(run.model for run in rows if run.task == task and run.method not in ALONE)
+        models = models or {NO_MODEL: None}
         kinds = dict.fromkeys(run.distractors for run in rows if run.task == task)
         methods = dict.fromkeys(run.method for run in rows if run.task == task)
-        place = lambda kind, method, task=task, model=model: Run(
+        place = lambda kind, model, method, task=task: Run(
             task, kind, NO_MODEL if method in ALONE else model, method
         )
-        complete = [method for method in methods if all(place(kind, method) in rows for kind in kinds)]
+        complete = [
+            method
+            for method in methods
+            if all(place(kind, model, method) in rows for model in models for kind in kinds)
+        ]
         panels = {
-            f"score, distractors: {kind}": {
-                method: tuple(rows[place(kind, method)]["curve"][x] for x in ("steps", "score"))
+            f"models of {model}, distractors: {kind}": {
+                method: tuple(rows[place(kind, model, method)]["curve"][x] for x in ("steps", "score"))
                 for method in complete
             }
-            for kind in kinds
+            for model, kind in itertools.product(models, kinds)
         }
         if complete:
-            title = f"{TASKS[task].env}, models of {model}"
-            plot.learning_curves(folder / f"{task}.png", panels, title=title, xlabel="environment steps")
+            plot.learning_curves(
+                folder / f"{task}.png",
+                panels,
+                title=TASKS[task].env,
+                xlabel="environment steps",
+                ylabel="score",
+                columns=len(kinds),
+            )
 
 
 if __name__ == "__main__":
