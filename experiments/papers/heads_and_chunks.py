@@ -78,25 +78,24 @@ def run(settings: Settings) -> dict[str, Any]:
       ValueError: an unknown dataset, agent or head, or settings that a run refuses.
     """
     check(settings)
-    names = ("dataset", "agent", "head", "chunk")
-    runs = {
-        f"{dataset}, {agent}, {head}, chunks of {chunk}": (dataset, agent, head, chunk)
+    cells = {
+        (dataset, agent, head, chunk): f"{dataset}, {agent}, {head}, chunks of {chunk}"
         for dataset in settings.datasets.split(",")
         for chunk in lengths(settings.chunks)
         for head in settings.heads.split(",")
         for agent in settings.agents.split(",")
     }
-    earlier = studies.stored(settings, names)
-    missing = {name: cell for name, cell in runs.items() if cell not in earlier.rows}
-    digests = {
-        dataset: source(settings, dataset) for dataset in dict.fromkeys(cell[0] for cell in missing.values())
-    }
-    variants = {name: variant(settings, *cell, digests[cell[0]]) for name, cell in missing.items()}
-    rows = [(dict(zip(names, cell, strict=True)), name) for name, cell in runs.items()]
-    parts = {"data_digests": studies.data_digests(digests, earlier)}
-    result = studies.train_rows(settings, variants, rows, report, claims, earlier, **parts)
-    draw(Path(settings.out), result)
-    return result
+    return studies.train_cells(
+        settings,
+        ("dataset", "agent", "head", "chunk"),
+        cells,
+        functools.partial(source, settings),
+        lambda cell, digest: variant(settings, *cell, digest),
+        report,
+        claims,
+        draw,
+        parts=lambda digests, earlier: {"data_digests": studies.data_digests(digests, earlier)},
+    )
 
 
 def check(settings: Settings) -> None:
