@@ -22,7 +22,7 @@ import dataclasses
 import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -303,17 +303,12 @@ def scorer(
       ValueError: the environment has no goals, or does not fit the data.
     """
     actor = observing(population.actor, task)
-    with ExitStack() as stack:
-        episodes = None
-        if task.environment and settings.eval_episodes and shard.is_main():
-            options = tasks(task.environment)
-            of_task = common.evaluator(settings, actor, task.environment, count, task.data.loaded, options)
-            episodes = common.on_cpu(stack.enter_context(of_task))
+    playing = logged.scorer(settings, actor, task.environment, count, task.data.loaded, mesh, tasks)
+    with playing as episodes:
 
         def score(state: State, index: int) -> dict[str, np.ndarray]:
-            local = shard.gather(acting.without_optimiser(state), mesh)
-            scores = episodes(local, index) if episodes else {}
-            if episodes and f"eval/{PROTOCOLS[settings.protocol][1]}" not in scores:
+            scores = episodes(state, index)
+            if scores and f"eval/{PROTOCOLS[settings.protocol][1]}" not in scores:
                 raise ValueError(
                     f"environment {task.environment} does not say whether a goal is reached: the info of each step "
                     "needs success (rl.envs.goals); evaluate in one that has it (--environment), or not at all "

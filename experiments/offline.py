@@ -18,8 +18,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -323,35 +323,20 @@ def learners(
     )
 
 
-@contextmanager
 def scorer(
     settings: Settings,
     task: Problem,
     population: train.Population,
     count: int,
     mesh: jax.sharding.Mesh,
-) -> Iterator[Callable[[State, int], dict[str, np.ndarray]]]:
-    """A function (state, number of the evaluation) -> {"eval/...": [S, ...]}; all hosts call it, one evaluates.
-
-    Episodes are run with the policy on the CPU, so that they need not wait for the epoch that already runs on
-    the accelerator.
+) -> AbstractContextManager[Callable[[State, int], dict[str, np.ndarray]]]:
+    """`logged.scorer` of policies that act on observations as in their data.
 
     Raises:
       ValueError: the environment does not fit the data.
     """
-
     actor = acting.observing(population.actor, functools.partial(transform.observations, task.transform))
-    with ExitStack() as stack:
-        episodes = None
-        if task.loaded.environment and settings.eval_episodes and shard.is_main():
-            of_task = common.evaluator(settings, actor, task.loaded.environment, count, task.loaded)
-            episodes = common.on_cpu(stack.enter_context(of_task))
-
-        def score(state: State, index: int) -> dict[str, np.ndarray]:
-            local = shard.gather(acting.without_optimiser(state), mesh)
-            return episodes(local, index) if episodes else {}
-
-        yield score
+    return logged.scorer(settings, actor, task.loaded.environment, count, task.loaded, mesh)
 
 
 def estimator(
@@ -380,13 +365,10 @@ def estimates(
     """A function of the state -> {"eval/fitted_q": [S]}, if they are asked for; all hosts call it, one computes."""
     if not settings.policy_estimates:
         return lambda state: {}
-    value = estimator(settings, task, population, discount, count) if shard.is_main() else None
-
-    def estimate(state: State) -> dict[str, np.ndarray]:
-        local = shard.gather(acting.without_optimiser(state), mesh)
-        return {} if value is None else {"eval/fitted_q": value(local)}
-
-    return estimate
+    if not shard.is_main():
+        return logged.on_main(None, mesh)
+    value = estimator(settings, task, population, discount, count)
+    return logged.on_main(lambda state: {"eval/fitted_q": value(state)}, mesh)
 
 
 PUBLISHED = Settings(preset=presets.PAPER)
