@@ -30,7 +30,7 @@ import jax
 import numpy as np
 from absl import app
 
-from experiments import checks, common, flags, logged, presets, rollouts, studies
+from experiments import checks, common, flags, logged, notes, presets, rollouts, studies
 from rl import acting, agents, envs, lifecycle, log, shard, statistics, train
 from rl.envs import entities
 from rl.envs.goals import RANDOM, TASKS
@@ -127,7 +127,7 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
         render(settings, config, sweep, this, task, start.tree["state"], mesh)
         return start.result
     if shard.is_main():
-        common.note_unused_head(settings)
+        notes.note_unused_head(settings)
         if settings.eval_episodes and not task.environment:
             print(
                 f"note: {settings.dataset} names no environment to evaluate in: give --environment=NAME",
@@ -427,7 +427,7 @@ PUBLISHED = Settings(preset=presets.PAPER)
 def show(result: Mapping[str, Any]) -> None:
     """Prints how often the goals of each task were reached, and where everything lies."""
     score = PROTOCOLS[result["settings"]["protocol"]][1].replace("_", " ")
-    parts = [(label, part["reached"]) for label, part in common.parts(result) if part["reached"]]
+    parts = [(label, part["reached"]) for label, part in notes.parts(result) if part["reached"]]
     rows = [
         (f"{label}: {name}" if label else name, studies.between(scores, ".3f"))
         for label, part in parts
@@ -438,8 +438,8 @@ def show(result: Mapping[str, Any]) -> None:
         mean = f"mean of {count} evaluations" if count > 1 else "one evaluation"
         print(studies.table(("goals", f"{score}, {mean} [95 % interval]"), rows))
     else:
-        print(common.unscored(result))
-    common.show_folder(result)
+        print(notes.unscored(result))
+    notes.show_folder(result)
 
 
 def main(_: list[str]) -> None:

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 from absl import app
 
-from experiments import checks, common, flags, presets
+from experiments import checks, common, flags, notes, presets
 from rl import acting, keys, lifecycle, model_based, train
 from rl.agents import sac_n
 from rl.dynamics import base, ensemble, termination, truth
@@ -305,7 +305,7 @@ PUBLISHED = Settings(preset=presets.PAPER)
 
 def main(_: list[str]) -> None:
     result = run(*presets.from_flags("model_based", PUBLISHED, config, "dataset"))
-    common.show(result)
+    notes.show(result)
 
 
 if __name__ == "__main__":

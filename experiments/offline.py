@@ -28,7 +28,7 @@ import numpy as np
 from absl import app
 from jax.experimental import multihost_utils
 
-from experiments import checks, common, flags, logged, presets
+from experiments import checks, common, flags, logged, notes, presets
 from experiments.common import Problem
 from rl import acting, agents, fitted_q, keys, lifecycle, shard, train
 from rl.agents import robust
@@ -130,10 +130,10 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
         return start.result
     if shard.is_main():
         print(f"data: {replay.size(task.dataset):,} transitions of {settings.dataset}", file=sys.stderr)
-        common.show_note(settings, task.loaded)
-        common.note_n_step(settings, config, task.loaded.spec)
-        common.note_unused_head(settings)
-        common.note_unused(settings, "robust", "robust_scale", "robust_updates")
+        notes.show_note(settings, task.loaded)
+        notes.note_n_step(settings, config, task.loaded.spec)
+        notes.note_unused_head(settings)
+        notes.note_unused(settings, "robust", "robust_scale", "robust_updates")
     if settings.robust:
         if shard.is_main() and _rule(settings, task) is None:
             print(
@@ -379,7 +379,7 @@ def main(_: list[str]) -> None:
     shard.initialize()
     result = run(*presets.from_flags("offline", PUBLISHED, common.config, "dataset"))
     if shard.is_main():
-        common.show(result)
+        notes.show(result)
 
 
 if __name__ == "__main__":

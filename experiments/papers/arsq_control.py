@@ -36,7 +36,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.stats import spearmanr
 
-from experiments import checks, common, offline, online, presets, studies
+from experiments import checks, common, offline, online, presets, studies, study_runs
 from rl import data, evaluate, plot, statistics
 from rl.data import d4rl, recipes
 
@@ -313,7 +313,7 @@ def offline_run(settings: Settings, run: Run, source: Source) -> tuple[offline.S
             "agent": agent,
             "preset": presets.PAPER,
             "dataset": run.task,
-            **common.sizes(settings),
+            **study_runs.sizes(settings),
             **shorter(agent, run.task),
             **overrides,
             **CHANGES[run.change],
@@ -377,8 +377,10 @@ def trained(
 
     Returns its normalised returns: of the last evaluation, of each seed's best one, and of all [T, S].
     """
-    diverged = bool(common.divergence(script, dataclasses.replace(chosen, workdir=str(work.folder)), config))
-    steps, returns = common.curve(work.folder, "eval/return", chosen, diverged, before=reference[0])
+    diverged = bool(
+        study_runs.divergence(script, dataclasses.replace(chosen, workdir=str(work.folder)), config)
+    )
+    steps, returns = study_runs.curve(work.folder, "eval/return", chosen, diverged, before=reference[0])
     scores = evaluate.normalize(returns, reference)
     return {
         "last": statistics.summary(scores[-1]),

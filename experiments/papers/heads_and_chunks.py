@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments import checks, common, offline, presets, studies
+from experiments import checks, common, offline, presets, studies, study_runs
 from rl import log, plot
 from rl.data import recipes
 from rl.values import heads
@@ -149,7 +149,7 @@ def variant(
         "head_size": settings.atoms,
         "chunk": chunk,
         **support,
-        **common.sizes(settings),
+        **study_runs.sizes(settings),
     }
     chosen, config = presets.resolve("offline", offline.Settings(), common.config, "dataset", flags)
     return studies.Variant(
@@ -174,8 +174,8 @@ def trained(chosen: offline.Settings, config: Any, work: studies.Work) -> dict[s
     the support at the end.
     """
     chosen = dataclasses.replace(chosen, workdir=str(work.folder))
-    diverged = bool(common.divergence(offline.run, chosen, config))
-    steps, success = common.curve(work.folder, "eval/success", chosen, diverged)
+    diverged = bool(study_runs.divergence(offline.run, chosen, config))
+    steps, success = study_runs.curve(work.folder, "eval/success", chosen, diverged)
     return {
         "success": success[-EVALUATIONS:].mean(0),
         "curve": {"steps": steps, "success": success},

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import spearmanr
 
-from experiments import checks, common, goals, presets, studies
+from experiments import checks, common, goals, presets, studies, study_runs
 from rl import agents, plot, statistics
 from rl.data import recipes
 
@@ -113,7 +113,7 @@ def variant(settings: Settings, dataset: str, agent: str, path: str, digest: str
         "agent": agent,
         "preset": presets.PAPER,
         "dataset": dataset,
-        **common.sizes(settings),
+        **study_runs.sizes(settings),
     }
     if hasattr(agents.get(agent).Config, "latent"):
         flags["agent.latent"] = settings.latent
@@ -140,8 +140,8 @@ def trained(chosen: goals.Settings, config: Any, work: studies.Work) -> dict[str
     Returns its score and that of each task over the last evaluations, and its successes in all of them [T, S].
     """
     chosen = dataclasses.replace(chosen, workdir=str(work.folder))
-    diverged = bool(common.divergence(goals.run, chosen, config))
-    steps, success = common.curve(work.folder, "eval/success", chosen, diverged)
+    diverged = bool(study_runs.divergence(goals.run, chosen, config))
+    steps, success = study_runs.curve(work.folder, "eval/success", chosen, diverged)
     try:
         tasks = goals.reached(chosen, work.folder, "goals/")["tasks"]
     except (FileNotFoundError, KeyError):
