@@ -100,39 +100,14 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
     mesh = shard.mesh(settings.mesh_seed, settings.mesh_data)
     population, run_keys = learners(settings, config, sweep, task, mesh)
     checks.mesh(settings.batch_size, mesh, len(run_keys))
-    this = common.run(
-        settings,
-        config,
-        settings.updates,
-        task=Path(settings.dataset).name,
-        identity=IDENTITY,
-        card={
-            "sweep": sweep,
-            "digest": task.data.loaded.digest,
-            "support": task.data.support,
-            "transform": transform.to_json(task.data.transform),
-        },
-        about={
-            "preset": presets.stored("goals", settings, "dataset"),
-            "action_size": task.data.loaded.spec.action_size,
-            "environment": task.environment,
-        },
-        variants=logged.parameters(sweep),
-        leaves=(rollouts.FOLDER,),
-        task_episodes=settings.eval_episodes,
-    )
+    this = _run(settings, config, sweep, task)
     state = jax.jit(population.init)(run_keys, example(settings, config, task.trajectories))
     start = common.begin(this, {"state": shard.place_state(state, mesh)})
     if start.result is not None:
         render(settings, config, sweep, this, task, start.tree["state"], mesh)
         return start.result
     if shard.is_main():
-        notes.note_unused_head(settings)
-        if settings.eval_episodes and not task.environment:
-            print(
-                f"note: {settings.dataset} names no environment to evaluate in: give --environment=NAME",
-                file=sys.stderr,
-            )
+        _print_notes(settings, task)
     with (
         scorer(settings, task, population, len(run_keys), mesh) as score,
         lifecycle.session(this, start) as session,
@@ -161,6 +136,41 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
         )
     render(settings, config, sweep, this, task, state, mesh)
     return result
+
+
+def _run(settings: Settings, config: Any, sweep: Mapping[str, list[float]], task: Problem) -> lifecycle.Run:
+    """The run folder, and what its checkpoints must agree on."""
+    return common.run(
+        settings,
+        config,
+        settings.updates,
+        task=Path(settings.dataset).name,
+        identity=IDENTITY,
+        card={
+            "sweep": sweep,
+            "digest": task.data.loaded.digest,
+            "support": task.data.support,
+            "transform": transform.to_json(task.data.transform),
+        },
+        about={
+            "preset": presets.stored("goals", settings, "dataset"),
+            "action_size": task.data.loaded.spec.action_size,
+            "environment": task.environment,
+        },
+        variants=logged.parameters(sweep),
+        leaves=(rollouts.FOLDER,),
+        task_episodes=settings.eval_episodes,
+    )
+
+
+def _print_notes(settings: Settings, task: Problem) -> None:
+    """Prints which flags do nothing, and why nothing will be evaluated."""
+    notes.note_unused_head(settings)
+    if settings.eval_episodes and not task.environment:
+        print(
+            f"note: {settings.dataset} names no environment to evaluate in: give --environment=NAME",
+            file=sys.stderr,
+        )
 
 
 def check(settings: Settings) -> None:

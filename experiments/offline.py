@@ -82,13 +82,7 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
     """
     check(settings)
     sweep = logged.floats(sweep)
-    check_estimates(settings, sweep)
-    for name in ("chunk", "n_step"):
-        if getattr(settings, name) > 1 and {"discount", "chunk_discount"} & set(sweep):
-            raise ValueError(
-                f"--{name}={getattr(settings, name)}: returns over several steps are made with one discount, and the "
-                "sweep has several: train each as a run of its own"
-            )
+    check_sweep(settings, sweep)
     checks.schedules(config, settings.updates)
     checks.terminations(settings, config)
     variants = logged.variants(config, sweep)
@@ -99,48 +93,15 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
     checks.split_data(settings, mesh)
     world = blank_dynamics(settings, task)
     population, run_keys = learners(settings, config, sweep, task, mesh, world)
-    this = common.run(
-        settings,
-        config,
-        settings.updates,
-        task=Path(settings.dataset).name,
-        identity=IDENTITY,
-        card={
-            "sweep": sweep,
-            "digest": task.loaded.digest,
-            "support": task.support,
-            # The number of parts, which draws depend on; None is what earlier checkpoints say.
-            "split_data": mesh.shape["data"] if settings.split_data else None,
-        },
-        about={
-            "transform": transform.to_json(task.transform),
-            "terminates": replay.terminates(task.dataset),
-            "preset": presets.stored("offline", settings, "dataset"),
-            **task.loaded.spec._asdict(),
-            "reference": task.loaded.reference,
-            "environment": task.loaded.environment,
-        },
-        variants=logged.parameters(sweep),
-        leaves=(ESTIMATES,),
-    )
+    this = _run(settings, config, sweep, task, mesh)
     example = common.source(settings, config, 2)(batches, jax.random.key(0), 0)  # shapes alone
     state = shard.place_state(jax.jit(population.init)(run_keys, example), mesh)
     start = common.begin(this, {"state": state, "dynamics": world})
     if start.result is not None:
         return start.result
     if shard.is_main():
-        print(f"data: {replay.size(task.dataset):,} transitions of {settings.dataset}", file=sys.stderr)
-        notes.show_note(settings, task.loaded)
-        notes.note_n_step(settings, config, task.loaded.spec)
-        notes.note_unused_head(settings)
-        notes.note_unused(settings, "robust", "robust_scale", "robust_updates")
+        _print_notes(settings, config, task)
     if settings.robust:
-        if shard.is_main() and _rule(settings, task) is None:
-            print(
-                "note: no rule is known for where episodes of this task end, so that the adversary of --robust cannot "
-                "end one (rl.dynamics.termination)",
-                file=sys.stderr,
-            )
         world = start.tree["dynamics"] if start.resumed else fit_dynamics(settings, task)
         population, _ = learners(settings, config, sweep, task, mesh, world)
     with (
@@ -171,6 +132,51 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
             source=task.loaded.source,
             transitions=replay.size(task.dataset),
             note=task.loaded.note,
+        )
+
+
+def _run(
+    settings: Settings, config: Any, sweep: Mapping[str, list[float]], task: Problem, mesh: jax.sharding.Mesh
+) -> lifecycle.Run:
+    """The run folder, and what its checkpoints must agree on."""
+    return common.run(
+        settings,
+        config,
+        settings.updates,
+        task=Path(settings.dataset).name,
+        identity=IDENTITY,
+        card={
+            "sweep": sweep,
+            "digest": task.loaded.digest,
+            "support": task.support,
+            # The number of parts, which draws depend on; None is what earlier checkpoints say.
+            "split_data": mesh.shape["data"] if settings.split_data else None,
+        },
+        about={
+            "transform": transform.to_json(task.transform),
+            "terminates": replay.terminates(task.dataset),
+            "preset": presets.stored("offline", settings, "dataset"),
+            **task.loaded.spec._asdict(),
+            "reference": task.loaded.reference,
+            "environment": task.loaded.environment,
+        },
+        variants=logged.parameters(sweep),
+        leaves=(ESTIMATES,),
+    )
+
+
+def _print_notes(settings: Settings, config: Any, task: Problem) -> None:
+    """Prints what there is to know before training begins, of the data and of flags that do nothing."""
+    print(f"data: {replay.size(task.dataset):,} transitions of {settings.dataset}", file=sys.stderr)
+    notes.show_note(settings, task.loaded)
+    notes.note_n_step(settings, config, task.loaded.spec)
+    notes.note_unused_head(settings)
+    notes.note_unused(settings, "robust", "robust_scale", "robust_updates")
+    if settings.robust and _rule(settings, task) is None:
+        print(
+            "note: no rule is known for where episodes of this task end, so that the adversary of --robust cannot "
+            "end one (rl.dynamics.termination)",
+            file=sys.stderr,
         )
 
 
@@ -249,12 +255,21 @@ def check(settings: Settings) -> None:
         )
 
 
-def check_estimates(settings: Settings, sweep: Mapping[str, Any]) -> None:
-    """Raises ValueError if policies of several discounts are to be estimated, whose values cannot be compared."""
+def check_sweep(settings: Settings, sweep: Mapping[str, Any]) -> None:
+    """Raises ValueError if several discounts are swept where one must do.
+
+    Values of policies by several could not be compared, and returns over several steps are made with one.
+    """
     if "discount" in sweep and settings.policy_estimates:
         raise ValueError(
             "--policy_estimates compares policies by one discount, and the sweep has several: sweep it without them"
         )
+    for name in ("chunk", "n_step"):
+        if getattr(settings, name) > 1 and {"discount", "chunk_discount"} & set(sweep):
+            raise ValueError(
+                f"--{name}={getattr(settings, name)}: returns over several steps are made with one discount, and the "
+                "sweep has several: train each as a run of its own"
+            )
 
 
 def blank_dynamics(settings: Settings, task: Problem) -> ensemble.Model | None:

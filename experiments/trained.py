@@ -387,7 +387,7 @@ def estimates(settings: Settings) -> dict[str, Any]:
         )
     of_run = _as_trained(card, settings, folder)
     offline.check(of_run)
-    offline.check_estimates(of_run, _sweep(card))
+    offline.check_sweep(of_run, _sweep(card))
     config = _config(card)
     task = offline.problem(of_run, logged.variants(config, _sweep(card)))
     if task.loaded.digest != card["digest"]:
