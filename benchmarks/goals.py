@@ -27,7 +27,6 @@ import dataclasses
 import functools
 import statistics
 import time
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -82,8 +81,7 @@ def run(settings: Settings) -> dict[str, Any]:
         ],
         "evaluations": [_evaluation(name) for name in settings.environments.split(",") if name],
     }
-    path = Path(settings.out or f"results/benchmarks/goals-{table.slug(results['hardware'])}.json")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path = table.place(settings.out, "goals", results)
     data = functools.cache(functools.partial(cases.synthetic, settings.transitions))
     blocks = [(label, seeds) for label in subjects for seeds in settings.seeds]
     with log.progress(len(blocks) * (1 + settings.repeats), "benchmark") as bar:
@@ -96,9 +94,7 @@ def run(settings: Settings) -> dict[str, Any]:
             results["rows"] += [{"agent": label, **row} for row in rows]
             memory = jax.local_devices()[0].memory_stats() or {}
             results["device_peak_bytes"] = memory.get("peak_bytes_in_use")
-            log.write_json(path, results)
-            with log.replacing(path.with_suffix(".md")) as partial:
-                partial.write_text(render(results))
+            table.write(path, results, render(results))
     return results
 
 

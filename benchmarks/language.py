@@ -44,7 +44,6 @@ import functools
 import re
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -129,8 +128,7 @@ def run(settings: Settings) -> dict[str, Any]:
         "parameters": _sizes(SIZES[settings.size]),
         "rows": [],
     }
-    path = Path(settings.out or f"results/benchmarks/language-{table.slug(results['hardware'])}.json")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path = table.place(settings.out, "language", results)
     cases = []
     with log.progress(0, "programs compiled") as bar:
         for case in _cases(settings, bool(versions)):
@@ -147,21 +145,14 @@ def run(settings: Settings) -> dict[str, Any]:
                 for case, seconds in zip(cases, times, strict=True)
             ]
             if number:
-                _write(path, results)
+                table.write(path, results, render(results))
 
         timing.measure([case.call for case in cases], settings.repeats, keep)
     if settings.profile:
         for row, case in zip(results["rows"], cases, strict=True):
             row["profile"] = kernels.profile(case.call, case.updates)
-        _write(path, results)
+        table.write(path, results, render(results))
     return results
-
-
-def _write(path: Path, results: Mapping[str, Any]) -> None:
-    """Writes the results, and the table beside them."""
-    log.write_json(path, results)
-    with log.replacing(path.with_suffix(".md")) as partial:
-        partial.write_text(render(results))
 
 
 def example(config: Config, rows: int, length: int) -> TokenBatch:

@@ -28,7 +28,6 @@ import logging
 import re
 import statistics
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -98,8 +97,7 @@ def run(settings: Settings) -> dict[str, Any]:
             f"PyTorch draws {PEER_BATCH} different rows for a batch: give --transitions, --steps and --rollouts of at "
             f"least {PEER_BATCH} and a --part of at least 0.002, or --no_torch"
         )
-    path = Path(settings.out or f"results/benchmarks/model_based-{table.slug(results['hardware'])}.json")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path = table.place(settings.out, "model_based", results)
     torch = {epoch: _torch_epoch, fit: _torch_fit, steps: _torch_steps, updates: _torch_updates}
     torch |= {retraining: _torch_retraining}
     blocks = [(work, seeds) for seeds in settings.seeds for work in torch]
@@ -111,9 +109,7 @@ def run(settings: Settings) -> dict[str, Any]:
             part = 1.0 if work.__name__ in WHOLE else settings.part
             row = {"work": work.__name__, "seeds": seeds, **_measure(programs, settings, part, bar.update)}
             results["rows"].append(row)
-            log.write_json(path, results)
-    with log.replacing(path.with_suffix(".md")) as partial:
-        partial.write_text(render(results))
+            table.write(path, results, render(results))
     return results
 
 

@@ -37,7 +37,6 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -101,8 +100,7 @@ def run(settings: Settings) -> dict[str, Any]:
         "torch": None if settings.no_d3rlpy else coarse_peer.version(),
         "rows": [],
     }
-    path = Path(settings.out or f"results/benchmarks/offline-{table.slug(results['hardware'])}.json")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path = table.place(settings.out, "offline", results)
     data = cases.synthetic(settings.transitions)
     with_peer = set(names) & set(peers.AGENTS) if isinstance(results["d3rlpy"], dict) else set()
     buffer = peers.buffer(data) if with_peer else None
@@ -125,9 +123,7 @@ def run(settings: Settings) -> dict[str, Any]:
             # Of all blocks so far; backends that do not count, the CPU's for one, have none.
             memory = jax.local_devices()[0].memory_stats() or {}
             results["device_peak_bytes"] = memory.get("peak_bytes_in_use")
-            log.write_json(path, results)
-            with log.replacing(path.with_suffix(".md")) as partial:
-                partial.write_text(table.render(results))
+            table.write(path, results, table.render(results))
     return results
 
 

@@ -23,7 +23,6 @@ import dataclasses
 import itertools
 import statistics
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -61,8 +60,7 @@ class Settings:
 def run(settings: Settings) -> dict[str, Any]:
     """Measures, writes and returns the results."""
     results: dict[str, Any] = {**log.provenance(), "settings": dataclasses.asdict(settings), "rows": []}
-    path = Path(settings.out or f"results/benchmarks/on_device-{table.slug(results['hardware'])}.json")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path = table.place(settings.out, "on_device", results)
     sizes = list(itertools.product(settings.environments.split(","), settings.seeds, settings.copies))
     with log.progress(len(sizes) * (settings.repeats + 1), "rounds") as bar:
         for size in sizes:
@@ -73,9 +71,7 @@ def run(settings: Settings) -> dict[str, Any]:
                 dict(zip(("environment", "seeds", "copies", "loop", "seconds"), (*size, *row), strict=True))
                 for row in zip(calls, times, strict=True)
             ]
-            log.write_json(path, results)
-            with log.replacing(path.with_suffix(".md")) as partial:
-                partial.write_text(render(results))
+            table.write(path, results, render(results))
     return results
 
 

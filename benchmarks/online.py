@@ -23,7 +23,6 @@ import dataclasses
 import importlib.metadata
 import statistics
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -75,16 +74,13 @@ def run(settings: Settings) -> dict[str, Any]:
         "peer": versions,
         "rows": [],
     }
-    path = Path(settings.out or f"results/benchmarks/online-{table.slug(results['hardware'])}.json")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path = table.place(settings.out, "online", results)
     pairs = [(env, utd) for env in settings.envs.split(",") for utd in settings.utds]
     with log.progress(len(pairs) * (settings.repeats + 1), "rounds") as bar:
         for env, utd in pairs:
             bar.set_postfix_str(f"{env}, {utd} updates a step")
             results["rows"] += _measure(_cases(settings, env, utd, bool(versions)), settings, bar.update)
-            log.write_json(path, results)
-    with log.replacing(path.with_suffix(".md")) as partial:
-        partial.write_text(render(results))
+            table.write(path, results, render(results))
     return results
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -59,8 +58,7 @@ def run(settings: Settings) -> dict[str, Any]:
     sizes = dict.fromkeys([(n, 30) for n in settings.samples] + [(1_000, d) for d in settings.sizes])
     chosen = [(n, d) for n, d in sizes if settings.horizon * n * d <= settings.largest]
     results: dict[str, Any] = {**log.provenance(), "settings": dataclasses.asdict(settings), "rows": []}
-    path = Path(settings.out or f"results/benchmarks/robust-{table.slug(results['hardware'])}.json")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path = table.place(settings.out, "robust", results)
     with log.progress(len(chosen) * len(methods), "fits") as bar:
         for count, size in chosen:
             env = american_put.make(horizon=settings.horizon, factors=size)
@@ -68,11 +66,9 @@ def run(settings: Settings) -> dict[str, Any]:
             for method in methods:
                 bar.set_postfix_str(f"{method}, N={count}, d={size}")
                 results["rows"].append(_row(settings, method, count, size, data))
-                log.write_json(path, results)
+                table.write(path, results, render(results))
                 bar.update()
             del data
-    with log.replacing(path.with_suffix(".md")) as partial:
-        partial.write_text(render(results))
     return results
 
 

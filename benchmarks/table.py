@@ -1,14 +1,16 @@
-"""Results of benchmarks as Markdown: where they are from, the table, and what follows from it."""
+"""Results of benchmarks as Markdown: where they are from, the table, what follows from it, and the files."""
 
 from __future__ import annotations
 
 import re
 import statistics
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from benchmarks import kernels
 from experiments import studies
+from rl import log
 
 Row = Mapping[str, Any]
 
@@ -69,6 +71,20 @@ def source(results: Mapping[str, Any], others: Mapping[str, str] | None = None) 
         "",
         f"    {results['command']}",
     ]
+
+
+def place(out: str, name: str, results: Mapping[str, Any]) -> Path:
+    """The JSON file of the benchmark ``name``, whose folder is made: ``out``, or if that is empty this machine's."""
+    path = Path(out or f"results/benchmarks/{name}-{slug(results['hardware'])}.json")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def write(path: Path, results: Mapping[str, Any], text: str) -> None:
+    """Writes the results to ``path``, and their table ``text`` to the .md beside it; each whole or not at all."""
+    log.write_json(path, results)
+    with log.replacing(path.with_suffix(".md")) as partial:
+        partial.write_text(text)
 
 
 def slug(hardware: Mapping[str, Any]) -> str:

@@ -22,7 +22,7 @@ import dataclasses
 import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,7 +30,7 @@ import jax
 import numpy as np
 from absl import app
 
-from experiments import checks, common, flags, logged, presets, rollouts, studies
+from experiments import checks, common, flags, logged, notes, presets, rollouts, studies
 from rl import acting, agents, envs, lifecycle, log, shard, statistics, train
 from rl.envs import entities
 from rl.envs.goals import RANDOM, TASKS
@@ -100,39 +100,14 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
     mesh = shard.mesh(settings.mesh_seed, settings.mesh_data)
     population, run_keys = learners(settings, config, sweep, task, mesh)
     checks.mesh(settings.batch_size, mesh, len(run_keys))
-    this = common.run(
-        settings,
-        config,
-        settings.updates,
-        task=Path(settings.dataset).name,
-        identity=IDENTITY,
-        card={
-            "sweep": sweep,
-            "digest": task.data.loaded.digest,
-            "support": task.data.support,
-            "transform": transform.to_json(task.data.transform),
-        },
-        about={
-            "preset": presets.stored("goals", settings, "dataset"),
-            "action_size": task.data.loaded.spec.action_size,
-            "environment": task.environment,
-        },
-        variants=logged.parameters(sweep),
-        leaves=(rollouts.FOLDER,),
-        task_episodes=settings.eval_episodes,
-    )
+    this = _run(settings, config, sweep, task)
     state = jax.jit(population.init)(run_keys, example(settings, config, task.trajectories))
     start = common.begin(this, {"state": shard.place_state(state, mesh)})
     if start.result is not None:
         render(settings, config, sweep, this, task, start.tree["state"], mesh)
         return start.result
     if shard.is_main():
-        common.note_unused_head(settings)
-        if settings.eval_episodes and not task.environment:
-            print(
-                f"note: {settings.dataset} names no environment to evaluate in: give --environment=NAME",
-                file=sys.stderr,
-            )
+        _print_notes(settings, task)
     with (
         scorer(settings, task, population, len(run_keys), mesh) as score,
         lifecycle.session(this, start) as session,
@@ -161,6 +136,41 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
         )
     render(settings, config, sweep, this, task, state, mesh)
     return result
+
+
+def _run(settings: Settings, config: Any, sweep: Mapping[str, list[float]], task: Problem) -> lifecycle.Run:
+    """The run folder, and what its checkpoints must agree on."""
+    return common.run(
+        settings,
+        config,
+        settings.updates,
+        task=Path(settings.dataset).name,
+        identity=IDENTITY,
+        card={
+            "sweep": sweep,
+            "digest": task.data.loaded.digest,
+            "support": task.data.support,
+            "transform": transform.to_json(task.data.transform),
+        },
+        about={
+            "preset": presets.stored("goals", settings, "dataset"),
+            "action_size": task.data.loaded.spec.action_size,
+            "environment": task.environment,
+        },
+        variants=logged.parameters(sweep),
+        leaves=(rollouts.FOLDER,),
+        task_episodes=settings.eval_episodes,
+    )
+
+
+def _print_notes(settings: Settings, task: Problem) -> None:
+    """Prints which flags do nothing, and why nothing will be evaluated."""
+    notes.note_unused_head(settings)
+    if settings.eval_episodes and not task.environment:
+        print(
+            f"note: {settings.dataset} names no environment to evaluate in: give --environment=NAME",
+            file=sys.stderr,
+        )
 
 
 def check(settings: Settings) -> None:
@@ -303,17 +313,12 @@ def scorer(
       ValueError: the environment has no goals, or does not fit the data.
     """
     actor = observing(population.actor, task)
-    with ExitStack() as stack:
-        episodes = None
-        if task.environment and settings.eval_episodes and shard.is_main():
-            options = tasks(task.environment)
-            of_task = common.evaluator(settings, actor, task.environment, count, task.data.loaded, options)
-            episodes = common.on_cpu(stack.enter_context(of_task))
+    playing = logged.scorer(settings, actor, task.environment, count, task.data.loaded, mesh, tasks)
+    with playing as episodes:
 
         def score(state: State, index: int) -> dict[str, np.ndarray]:
-            local = shard.gather(acting.without_optimiser(state), mesh)
-            scores = episodes(local, index) if episodes else {}
-            if episodes and f"eval/{PROTOCOLS[settings.protocol][1]}" not in scores:
+            scores = episodes(state, index)
+            if scores and f"eval/{PROTOCOLS[settings.protocol][1]}" not in scores:
                 raise ValueError(
                     f"environment {task.environment} does not say whether a goal is reached: the info of each step "
                     "needs success (rl.envs.goals); evaluate in one that has it (--environment), or not at all "
@@ -432,7 +437,7 @@ PUBLISHED = Settings(preset=presets.PAPER)
 def show(result: Mapping[str, Any]) -> None:
     """Prints how often the goals of each task were reached, and where everything lies."""
     score = PROTOCOLS[result["settings"]["protocol"]][1].replace("_", " ")
-    parts = [(label, part["reached"]) for label, part in common.parts(result) if part["reached"]]
+    parts = [(label, part["reached"]) for label, part in notes.parts(result) if part["reached"]]
     rows = [
         (f"{label}: {name}" if label else name, studies.between(scores, ".3f"))
         for label, part in parts
@@ -443,8 +448,8 @@ def show(result: Mapping[str, Any]) -> None:
         mean = f"mean of {count} evaluations" if count > 1 else "one evaluation"
         print(studies.table(("goals", f"{score}, {mean} [95 % interval]"), rows))
     else:
-        print(common.unscored(result))
-    common.show_folder(result)
+        print(notes.unscored(result))
+    notes.show_folder(result)
 
 
 def main(_: list[str]) -> None:

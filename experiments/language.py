@@ -49,6 +49,7 @@ from experiments import (
     language_log,
     language_rank,
     language_settings,
+    notes,
 )
 from experiments.language_answers import GENERATED
 from experiments.language_log import Task
@@ -93,13 +94,13 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
     if not language_settings.learns(settings):
         return language_answers.use(settings, config)
     if shard.is_main():
-        common.note_unused_head(settings)
-        common.note_unused(
+        notes.note_unused_head(settings)
+        notes.note_unused(
             settings,
             "generate",
             *(name for name in language_settings.OF_ANSWERS if name.startswith("answer")),
         )
-        common.note_unused(
+        notes.note_unused(
             settings, "environment", "environment_file", "program_seconds", "program_memory", "temperature"
         )
     # Here, and not where it is used: checkpoints say how many tokens were played.
@@ -432,7 +433,7 @@ def main(_: list[str]) -> None:
         if file:
             print(f"What {Path(file).name} asked for is in {Path(result['folder']) / name}.")
     if result["last"]:
-        common.show_folder(result)
+        notes.show_folder(result)
 
 
 if __name__ == "__main__":

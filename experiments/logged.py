@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import jax
 import numpy as np
 
 from experiments import checks, common
-from rl import keys, shard, train
+from rl import acting, keys, shard, train
+from rl.data import Loaded
 from rl.lifecycle import Session, Start
 from rl.replay.source import Source
-from rl.types import Key, Learner, Metrics, State
+from rl.types import Actor, Key, Learner, Metrics, State
 
 # Settings that another checkpoint in the same folder must agree on.
 IDENTITY = (
@@ -107,6 +109,55 @@ def population(
 def _placed(settings: Settings, data: Any, mesh: jax.sharding.Mesh) -> Any:
     """The data on the devices: all of them on each, or a part."""
     return shard.place_split(data, mesh) if settings.split_data else shard.place(data, mesh)
+
+
+@contextmanager
+def scorer(
+    settings: Settings,
+    actor: Actor,
+    environment: str | None,
+    seeds: int,
+    loaded: Loaded,
+    mesh: jax.sharding.Mesh,
+    tasks: Callable[[str], Sequence[Mapping[str, Any]]] = lambda environment: (),
+) -> Iterator[Callable[[State, int], dict[str, np.ndarray]]]:
+    """A function (state, number of the evaluation) -> {"eval/...": [S, episodes]}; all hosts call it, one evaluates.
+
+    Episodes are run with the policy on the CPU, so that they need not wait for the epoch that already runs on
+    the accelerator. Where there is no environment, or ``settings`` ask for no episodes, nothing is scored.
+
+    Args:
+      settings: the run's.
+      actor: acts for all of the run's learners.
+      environment: where, by its name for `rl.envs.make`.
+      seeds: S, the number of learners.
+      loaded: the data, which the environment must fit.
+      mesh: the run's.
+      tasks: environment -> options of its reset that take turns, as `experiments.common.evaluator` takes them.
+
+    Raises:
+      ValueError: the environment does not fit the data.
+    """
+    if not (environment and settings.eval_episodes and shard.is_main()):
+        yield on_main(None, mesh)
+        return
+    with common.evaluator(settings, actor, environment, seeds, loaded, tasks(environment)) as episodes:
+        yield on_main(common.on_cpu(episodes), mesh)
+
+
+def on_main(
+    compute: Callable[..., dict[str, np.ndarray]] | None, mesh: jax.sharding.Mesh
+) -> Callable[..., dict[str, np.ndarray]]:
+    """``compute``, whose first argument is the state; all hosts call it, and those where it is None get nothing.
+
+    The state is gathered from the mesh, without the optimisers' part.
+    """
+
+    def gathered(state: State, *others: Any) -> dict[str, np.ndarray]:
+        local = shard.gather(acting.without_optimiser(state), mesh)  # by all hosts, or it would wait for ever
+        return compute(local, *others) if compute else {}
+
+    return gathered
 
 
 def validator(

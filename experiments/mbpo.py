@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 from absl import app
 
-from experiments import checks, common, flags, interaction, presets
+from experiments import checks, common, flags, interaction, notes, presets
 from rl import agents, keys, mbpo, online
 from rl.dynamics import ensemble, termination, value_aware
 from rl.dynamics.termination import Rule
@@ -262,7 +262,7 @@ PUBLISHED = Settings(preset=presets.PAPER)
 
 
 def main(_: list[str]) -> None:
-    common.show(run(*presets.from_flags("mbpo", PUBLISHED, common.config, "env")))
+    notes.show(run(*presets.from_flags("mbpo", PUBLISHED, common.config, "env")))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 from absl import app
 
-from experiments import checks, common, flags, presets
+from experiments import checks, common, flags, notes, presets
 from rl import acting, keys, lifecycle, model_based, train
 from rl.agents import sac_n
 from rl.dynamics import base, ensemble, termination, truth
@@ -114,21 +114,7 @@ def run(settings: Settings, config: Config) -> dict[str, Any]:
     terminates = _rule(config, name, task.loaded.environment)
     learner = sac_n.make(config, task.loaded.spec, task.head)
     run_keys = keys.seeds(jax.random.key(settings.seed), settings.seeds)
-    this = common.run(
-        settings,
-        config,
-        settings.epochs * config.updates,
-        task=Path(settings.dataset).name,
-        identity=IDENTITY,
-        card={"digest": task.loaded.digest, "support": task.support},
-        about={
-            "preset": presets.stored("model_based", settings, "dataset"),
-            "reference": task.loaded.reference,
-            "environment": task.loaded.environment,
-        },
-        unit="epochs",
-        per_unit=config.updates,
-    )
+    this = _run(settings, config, task)
     of_model = {key: getattr(settings, f"model_{key}") for key in _MODEL}
     network = ensemble.make(ensemble.Config(**of_model), task.loaded.spec)
     where = world(settings, config, network, run_keys, task.loaded.environment)
@@ -176,6 +162,25 @@ def run(settings: Settings, config: Config) -> dict[str, Any]:
         return session.finish(
             source=task.loaded.source, transitions=replay.size(task.dataset), updates=this.total
         )
+
+
+def _run(settings: Settings, config: Config, task: common.Problem) -> lifecycle.Run:
+    """The run folder, and what its checkpoints must agree on."""
+    return common.run(
+        settings,
+        config,
+        settings.epochs * config.updates,
+        task=Path(settings.dataset).name,
+        identity=IDENTITY,
+        card={"digest": task.loaded.digest, "support": task.support},
+        about={
+            "preset": presets.stored("model_based", settings, "dataset"),
+            "reference": task.loaded.reference,
+            "environment": task.loaded.environment,
+        },
+        unit="epochs",
+        per_unit=config.updates,
+    )
 
 
 def problem(settings: Settings, config: Config) -> common.Problem:
@@ -305,7 +310,7 @@ PUBLISHED = Settings(preset=presets.PAPER)
 
 def main(_: list[str]) -> None:
     result = run(*presets.from_flags("model_based", PUBLISHED, config, "dataset"))
-    common.show(result)
+    notes.show(result)
 
 
 if __name__ == "__main__":

@@ -18,8 +18,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ import numpy as np
 from absl import app
 from jax.experimental import multihost_utils
 
-from experiments import checks, common, flags, logged, presets
+from experiments import checks, common, flags, logged, notes, presets
 from experiments.common import Problem
 from rl import acting, agents, fitted_q, keys, lifecycle, shard, train
 from rl.agents import robust
@@ -82,13 +82,7 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
     """
     check(settings)
     sweep = logged.floats(sweep)
-    check_estimates(settings, sweep)
-    for name in ("chunk", "n_step"):
-        if getattr(settings, name) > 1 and {"discount", "chunk_discount"} & set(sweep):
-            raise ValueError(
-                f"--{name}={getattr(settings, name)}: returns over several steps are made with one discount, and the "
-                "sweep has several: train each as a run of its own"
-            )
+    check_sweep(settings, sweep)
     checks.schedules(config, settings.updates)
     checks.terminations(settings, config)
     variants = logged.variants(config, sweep)
@@ -99,48 +93,15 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
     checks.split_data(settings, mesh)
     world = blank_dynamics(settings, task)
     population, run_keys = learners(settings, config, sweep, task, mesh, world)
-    this = common.run(
-        settings,
-        config,
-        settings.updates,
-        task=Path(settings.dataset).name,
-        identity=IDENTITY,
-        card={
-            "sweep": sweep,
-            "digest": task.loaded.digest,
-            "support": task.support,
-            # The number of parts, which draws depend on; None is what earlier checkpoints say.
-            "split_data": mesh.shape["data"] if settings.split_data else None,
-        },
-        about={
-            "transform": transform.to_json(task.transform),
-            "terminates": replay.terminates(task.dataset),
-            "preset": presets.stored("offline", settings, "dataset"),
-            **task.loaded.spec._asdict(),
-            "reference": task.loaded.reference,
-            "environment": task.loaded.environment,
-        },
-        variants=logged.parameters(sweep),
-        leaves=(ESTIMATES,),
-    )
+    this = _run(settings, config, sweep, task, mesh)
     example = common.source(settings, config, 2)(batches, jax.random.key(0), 0)  # shapes alone
     state = shard.place_state(jax.jit(population.init)(run_keys, example), mesh)
     start = common.begin(this, {"state": state, "dynamics": world})
     if start.result is not None:
         return start.result
     if shard.is_main():
-        print(f"data: {replay.size(task.dataset):,} transitions of {settings.dataset}", file=sys.stderr)
-        common.show_note(settings, task.loaded)
-        common.note_n_step(settings, config, task.loaded.spec)
-        common.note_unused_head(settings)
-        common.note_unused(settings, "robust", "robust_scale", "robust_updates")
+        _print_notes(settings, config, task)
     if settings.robust:
-        if shard.is_main() and _rule(settings, task) is None:
-            print(
-                "note: no rule is known for where episodes of this task end, so that the adversary of --robust cannot "
-                "end one (rl.dynamics.termination)",
-                file=sys.stderr,
-            )
         world = start.tree["dynamics"] if start.resumed else fit_dynamics(settings, task)
         population, _ = learners(settings, config, sweep, task, mesh, world)
     with (
@@ -171,6 +132,51 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
             source=task.loaded.source,
             transitions=replay.size(task.dataset),
             note=task.loaded.note,
+        )
+
+
+def _run(
+    settings: Settings, config: Any, sweep: Mapping[str, list[float]], task: Problem, mesh: jax.sharding.Mesh
+) -> lifecycle.Run:
+    """The run folder, and what its checkpoints must agree on."""
+    return common.run(
+        settings,
+        config,
+        settings.updates,
+        task=Path(settings.dataset).name,
+        identity=IDENTITY,
+        card={
+            "sweep": sweep,
+            "digest": task.loaded.digest,
+            "support": task.support,
+            # The number of parts, which draws depend on; None is what earlier checkpoints say.
+            "split_data": mesh.shape["data"] if settings.split_data else None,
+        },
+        about={
+            "transform": transform.to_json(task.transform),
+            "terminates": replay.terminates(task.dataset),
+            "preset": presets.stored("offline", settings, "dataset"),
+            **task.loaded.spec._asdict(),
+            "reference": task.loaded.reference,
+            "environment": task.loaded.environment,
+        },
+        variants=logged.parameters(sweep),
+        leaves=(ESTIMATES,),
+    )
+
+
+def _print_notes(settings: Settings, config: Any, task: Problem) -> None:
+    """Prints what there is to know before training begins, of the data and of flags that do nothing."""
+    print(f"data: {replay.size(task.dataset):,} transitions of {settings.dataset}", file=sys.stderr)
+    notes.show_note(settings, task.loaded)
+    notes.note_n_step(settings, config, task.loaded.spec)
+    notes.note_unused_head(settings)
+    notes.note_unused(settings, "robust", "robust_scale", "robust_updates")
+    if settings.robust and _rule(settings, task) is None:
+        print(
+            "note: no rule is known for where episodes of this task end, so that the adversary of --robust cannot "
+            "end one (rl.dynamics.termination)",
+            file=sys.stderr,
         )
 
 
@@ -249,12 +255,21 @@ def check(settings: Settings) -> None:
         )
 
 
-def check_estimates(settings: Settings, sweep: Mapping[str, Any]) -> None:
-    """Raises ValueError if policies of several discounts are to be estimated, whose values cannot be compared."""
+def check_sweep(settings: Settings, sweep: Mapping[str, Any]) -> None:
+    """Raises ValueError if several discounts are swept where one must do.
+
+    Values of policies by several could not be compared, and returns over several steps are made with one.
+    """
     if "discount" in sweep and settings.policy_estimates:
         raise ValueError(
             "--policy_estimates compares policies by one discount, and the sweep has several: sweep it without them"
         )
+    for name in ("chunk", "n_step"):
+        if getattr(settings, name) > 1 and {"discount", "chunk_discount"} & set(sweep):
+            raise ValueError(
+                f"--{name}={getattr(settings, name)}: returns over several steps are made with one discount, and the "
+                "sweep has several: train each as a run of its own"
+            )
 
 
 def blank_dynamics(settings: Settings, task: Problem) -> ensemble.Model | None:
@@ -323,35 +338,20 @@ def learners(
     )
 
 
-@contextmanager
 def scorer(
     settings: Settings,
     task: Problem,
     population: train.Population,
     count: int,
     mesh: jax.sharding.Mesh,
-) -> Iterator[Callable[[State, int], dict[str, np.ndarray]]]:
-    """A function (state, number of the evaluation) -> {"eval/...": [S, ...]}; all hosts call it, one evaluates.
-
-    Episodes are run with the policy on the CPU, so that they need not wait for the epoch that already runs on
-    the accelerator.
+) -> AbstractContextManager[Callable[[State, int], dict[str, np.ndarray]]]:
+    """`logged.scorer` of policies that act on observations as in their data.
 
     Raises:
       ValueError: the environment does not fit the data.
     """
-
     actor = acting.observing(population.actor, functools.partial(transform.observations, task.transform))
-    with ExitStack() as stack:
-        episodes = None
-        if task.loaded.environment and settings.eval_episodes and shard.is_main():
-            of_task = common.evaluator(settings, actor, task.loaded.environment, count, task.loaded)
-            episodes = common.on_cpu(stack.enter_context(of_task))
-
-        def score(state: State, index: int) -> dict[str, np.ndarray]:
-            local = shard.gather(acting.without_optimiser(state), mesh)
-            return episodes(local, index) if episodes else {}
-
-        yield score
+    return logged.scorer(settings, actor, task.loaded.environment, count, task.loaded, mesh)
 
 
 def estimator(
@@ -380,13 +380,10 @@ def estimates(
     """A function of the state -> {"eval/fitted_q": [S]}, if they are asked for; all hosts call it, one computes."""
     if not settings.policy_estimates:
         return lambda state: {}
-    value = estimator(settings, task, population, discount, count) if shard.is_main() else None
-
-    def estimate(state: State) -> dict[str, np.ndarray]:
-        local = shard.gather(acting.without_optimiser(state), mesh)
-        return {} if value is None else {"eval/fitted_q": value(local)}
-
-    return estimate
+    if not shard.is_main():
+        return logged.on_main(None, mesh)
+    value = estimator(settings, task, population, discount, count)
+    return logged.on_main(lambda state: {"eval/fitted_q": value(state)}, mesh)
 
 
 PUBLISHED = Settings(preset=presets.PAPER)
@@ -397,7 +394,7 @@ def main(_: list[str]) -> None:
     shard.initialize()
     result = run(*presets.from_flags("offline", PUBLISHED, common.config, "dataset"))
     if shard.is_main():
-        common.show(result)
+        notes.show(result)
 
 
 if __name__ == "__main__":

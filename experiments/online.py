@@ -46,7 +46,7 @@ from typing import Any
 import jax
 from absl import app
 
-from experiments import checks, common, flags, init_from, interaction, presets
+from experiments import checks, common, flags, init_from, interaction, notes, presets
 from rl import agents, data, envs, keys, on_device, online
 from rl.envs import functional
 from rl.envs.registry import is_functional, stacked_frames, time_limit
@@ -153,8 +153,8 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
         initial_state = lambda: (
             init_from.state(settings, config, learner, spec) if settings.init_from else None
         )
-        common.note_n_step(settings, config, spec)
-        common.note_unused_head(settings)
+        notes.note_n_step(settings, config, spec)
+        notes.note_unused_head(settings)
         exported = interaction.exported(config)
         return interaction.train(settings, this, trainer, learner, seen, initial_state, **exported)
 
@@ -336,7 +336,7 @@ PUBLISHED = Settings(preset=presets.PAPER)
 
 
 def main(_: list[str]) -> None:
-    common.show(run(*presets.from_flags("online", PUBLISHED, common.config, "env")))
+    notes.show(run(*presets.from_flags("online", PUBLISHED, common.config, "env")))
 
 
 if __name__ == "__main__":

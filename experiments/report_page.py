@@ -147,35 +147,10 @@ def _aggregate_blocks(result: Mapping[str, Any]) -> Iterator[str]:
                 "`result.json` as [seeds, 1]."
             )
         return
-    style = _style(result)
     yield "## Aggregates"
-    left = [name for name in result["variants"] if name not in aggregates]
-    seeds = _fewest_seeds(result)
-    yield (
-        f"Last scores over {len(tasks)} of {len(result['tasks'])} tasks, those that all of these have finished"
-        + (
-            f" (without {', '.join(f'`{name}`' for name in left)}, too little of which is finished)"
-            if left
-            else ""
-        )
-        + ". Intervals: stratified bootstrap, seeds resampled within each task"
-        + (
-            f", with {seeds} seeds about {_bootstrap_width(seeds, len(tasks)):.2f} times as wide as they should "
-            "be, and in the figure of interquartile means divided by that"
-            if seeds > 1
-            else ""
-        )
-        + "."
-        + " The optimality gap is how far scores fall short of the optimum."
-        * ("optimality_gap" in next(iter(aggregates.values())))
-    )
-    names = [name for name in AGGREGATES if name in next(iter(aggregates.values()))]
-    rows = [
-        (f"`{variant}`", *(_between(estimates[n]["value"], estimates[n]["ci95"], style) for n in names))
-        for variant, estimates in aggregates.items()
-    ]
-    yield studies.table(("", *(AGGREGATES[name] for name in names)), rows)
-    if "optimality_gap" not in names:
+    yield _aggregate_caption(result)
+    yield _aggregate_table(result)
+    if "optimality_gap" not in next(iter(aggregates.values())):
         yield (
             f"`{result['score']}` has no scale that tasks share: those with large scores decide these numbers. "
             "Probabilities of improvement compare on each task apart."
@@ -183,24 +158,60 @@ def _aggregate_blocks(result: Mapping[str, Any]) -> Iterator[str]:
     yield "![interquartile means](iqm.png)"
     yield "Performance profile: the share of runs, over seeds and tasks, that score above a threshold."
     yield "![performance profiles](profiles.png)"
+    yield from _improvement_blocks(result)
+
+
+def _aggregate_caption(result: Mapping[str, Any]) -> str:
+    """What aggregates are of, and how far their intervals can be trusted."""
+    tasks, aggregates = result["aggregate_tasks"], result["aggregates"]
+    of = f"Last scores over {len(tasks)} of {len(result['tasks'])} tasks, those that all of these have finished"
+    if left := [f"`{name}`" for name in result["variants"] if name not in aggregates]:
+        of += f" (without {', '.join(left)}, too little of which is finished)"
+    intervals = "Intervals: stratified bootstrap, seeds resampled within each task"
+    if (seeds := _fewest_seeds(result)) > 1:
+        width = _bootstrap_width(seeds, len(tasks))
+        intervals += (
+            f", with {seeds} seeds about {width:.2f} times as wide as they should be, and in the figure of "
+            "interquartile means divided by that"
+        )
+    sentences = [f"{of}.", f"{intervals}."]
+    if "optimality_gap" in next(iter(aggregates.values())):
+        sentences.append("The optimality gap is how far scores fall short of the optimum.")
+    return " ".join(sentences)
+
+
+def _aggregate_table(result: Mapping[str, Any]) -> str:
+    style, aggregates = _style(result), result["aggregates"]
+    names = [name for name in AGGREGATES if name in next(iter(aggregates.values()))]
+    rows = [
+        (f"`{variant}`", *(_between(estimates[n]["value"], estimates[n]["ci95"], style) for n in names))
+        for variant, estimates in aggregates.items()
+    ]
+    return studies.table(("", *(AGGREGATES[name] for name in names)), rows)
+
+
+def _improvement_blocks(result: Mapping[str, Any]) -> Iterator[str]:
+    """Probabilities of improvement over the baselines or, without any, of each pair once."""
     against = {row["variant"]: row["baseline"] for row in result["better"]}
+    order = list(result["aggregates"])
     pairs = [
         row
         for row in result["improvement"]
         if against.get(row["x"]) == row["y"]
-        or (not against and list(aggregates).index(row["x"]) < list(aggregates).index(row["y"]))
+        or (not against and order.index(row["x"]) < order.index(row["y"]))
     ]
-    if pairs:
-        yield "Probability that a run of the one scores above a run of the other, on a task drawn at random:"
-        yield studies.table(
-            ("one", "other", "probability of improvement"),
-            [(f"`{r['x']}`", f"`{r['y']}`", _between(r["value"], r["ci95"], ".2f")) for r in pairs],
+    if not pairs:
+        return
+    yield "Probability that a run of the one scores above a run of the other, on a task drawn at random:"
+    yield studies.table(
+        ("one", "other", "probability of improvement"),
+        [(f"`{r['x']}`", f"`{r['y']}`", _between(r["value"], r["ci95"], ".2f")) for r in pairs],
+    )
+    if any(r["ci95"][0] == r["ci95"][1] for r in pairs):
+        yield (
+            "Without an interval where the seeds of both do not overlap on any task: all resamples say the same, "
+            "and so few seeds cannot say how often they would."
         )
-        if any(r["ci95"][0] == r["ci95"][1] for r in pairs):
-            yield (
-                "Without an interval where the seeds of both do not overlap on any task: all resamples say the same, "
-                "and so few seeds cannot say how often they would."
-            )
 
 
 def _table(result: Mapping[str, Any], which: str) -> str:
@@ -414,45 +425,57 @@ def _one_line(error: str) -> str:
 
 def draw(folder: Path, result: Mapping[str, Any]) -> None:
     """The figures that the report shows."""
-    score = result["score"].replace("_", " ")
     if result["aggregates"]:
-        seeds = _fewest_seeds(result)
-        width = _bootstrap_width(seeds, len(result["aggregate_tasks"]))
-        note = f":\nthe bootstrap's, divided by {width:.2f} because of {seeds} seeds" if seeds > 1 else ""
-        plot.bars(
-            folder / "iqm.png",
-            {
-                variant: _widened(**estimates["iqm"], width=width, rate=result["rate"])
-                for variant, estimates in result["aggregates"].items()
-            },
-            f"interquartile mean of {score}, 95 % interval{note}",
-            title=_of_what(result),
-            rate=result["rate"],
-        )
-        thresholds = result["profiles"]["thresholds"]
-        plot.lines(
-            folder / "profiles.png",
-            {
-                name: (thresholds, profile["value"], *profile["ci95"])
-                for name, profile in result["profiles"].items()
-                if name != "thresholds"
-            },
-            f"threshold of {score}",
-            "share of runs above it",
-            title=_of_what(result),
-            note="share, 95 % interval",
-            rate=True,
-        )
+        _draw_aggregates(folder, result)
+    _draw_choices(folder, result)
+    _draw_curves(folder, result)
+
+
+def _draw_aggregates(folder: Path, result: Mapping[str, Any]) -> None:
+    score, seeds = _score(result), _fewest_seeds(result)
+    width = _bootstrap_width(seeds, len(result["aggregate_tasks"]))
+    note = f":\nthe bootstrap's, divided by {width:.2f} because of {seeds} seeds" if seeds > 1 else ""
+    plot.bars(
+        folder / "iqm.png",
+        {
+            variant: _widened(**estimates["iqm"], width=width, rate=result["rate"])
+            for variant, estimates in result["aggregates"].items()
+        },
+        f"interquartile mean of {score}, 95 % interval{note}",
+        title=_of_what(result),
+        rate=result["rate"],
+    )
+    thresholds = result["profiles"]["thresholds"]
+    plot.lines(
+        folder / "profiles.png",
+        {
+            name: (thresholds, profile["value"], *profile["ci95"])
+            for name, profile in result["profiles"].items()
+            if name != "thresholds"
+        },
+        f"threshold of {score}",
+        "share of runs above it",
+        title=_of_what(result),
+        note="share, 95 % interval",
+        rate=True,
+    )
+
+
+def _draw_choices(folder: Path, result: Mapping[str, Any]) -> None:
     for task, choices in _choices(result).items():
         plot.lines(
             folder / _choice_file(task),
             choices,
             "episodes that the bandit played",
-            f"{score} of the policy it chooses",
+            f"{_score(result)} of the policy it chooses",
             title=task,
             note="mean, 95 % interval over policies",
             rate=result["rate"],
         )
+
+
+def _draw_curves(folder: Path, result: Mapping[str, Any]) -> None:
+    score = _score(result)
     for (task, group), curves in _figures(result).items():
         lost = sum(where == task for _, where in result.get("lost", []))
         finished = sum(cell["task"] == task for cell in result["cells"])
@@ -479,6 +502,11 @@ def draw(folder: Path, result: Mapping[str, Any]) -> None:
             # Bands of two evaluations would cover the whole picture.
             intervals=max(len(curve["steps"]) for curve in curves) > 2,
         )
+
+
+def _score(result: Mapping[str, Any]) -> str:
+    """The name of the score in words."""
+    return str(result["score"]).replace("_", " ")
 
 
 def _widened(value: float, ci95: Sequence[float], width: float, rate: bool) -> tuple[float, float, float]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments import common, studies
+from experiments import notes, studies
 from rl import checkpoint, log
 from sweeps import layout, records
 from sweeps.layout import Program, Sweep
@@ -72,7 +72,7 @@ def read(plan: Sweep) -> Iterator[Part]:
             count,
             state,
             result,
-            common.parts(result)[index][1]["scores"] if result else None,
+            notes.parts(result)[index][1]["scores"] if result else None,
         )
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 _ROOT = Path(__file__).parents[1]
 _MODULE = re.compile(r"[a-z_]\w*(\.[a-z_]\w*)+")
-# They parse flags, store and draw, and cannot change what is trained.
-_REPORTING = ("experiments.flags", "experiments.studies", "rl.plot")
+# They parse flags, print, store and draw, and cannot change what is trained.
+_REPORTING = ("experiments.flags", "experiments.notes", "experiments.studies", "rl.plot")
 
 
 @functools.cache  # as the code was when it was first asked for: a file that is edited meanwhile is not what runs

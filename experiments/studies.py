@@ -20,7 +20,7 @@ import time
 import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import yaml
@@ -33,6 +33,8 @@ from rl import log, statistics
 REPORT = "README.md"
 _ROOT = Path(__file__).parents[1]
 _PUBLISHED = Path(__file__).parent / "papers" / "published"
+Cell = TypeVar("Cell", bound=tuple[Any, ...])
+Source = TypeVar("Source")
 # Settings that say where things lie, or what is trained again, and decide no number.
 _PLACES = {"out", "runs", "workdir", "overwrite", "stored", "data", "data_folder", "door", "cache"}
 
@@ -270,6 +272,43 @@ def train_rows(
 
     train(settings, variants, steps, write)
     return write()
+
+
+def train_cells(
+    settings: Any,
+    names: Sequence[str],
+    cells: Mapping[Cell, str],
+    source: Callable[[str], Source],
+    variant: Callable[[Cell, Source], Variant],
+    report: Callable[[Mapping[str, Any]], Iterable[str]],
+    claims: Callable[[Mapping[str, Any]], Iterable[Claim]],
+    draw: Callable[[Path, Mapping[str, Any]], None],
+    *,
+    data: str = "dataset",
+    parts: Callable[[dict[str, Source], Stored], Mapping[str, Any]],
+) -> dict[str, Any]:
+    """Makes the data of cells that are not stored, trains these as `train_rows` does, and draws; returns the result.
+
+    Args:
+      settings: of the study, a `RowSettings`.
+      names: of the columns that tell a cell from others.
+      cells: {values of these columns: name of the variant}. Several cells may share one.
+      source: name of data -> where they lie, made where they are missing.
+      variant: (cell, its source) -> what is trained for it.
+      report: as `train_rows` takes it.
+      claims: likewise.
+      draw: (folder, result) -> draws its figures there.
+      data: the column that names the data.
+      parts: ({data: source} of the cells that are not stored, the stored rows) -> what else the result holds.
+    """
+    earlier = stored(settings, names)
+    data_of = {cell: cell[names.index(data)] for cell in cells if cell not in earlier.rows}
+    sources = {name: source(name) for name in dict.fromkeys(data_of.values())}
+    variants = {cells[cell]: variant(cell, sources[name]) for cell, name in data_of.items()}
+    rows = [(dict(zip(names, cell, strict=True)), name) for cell, name in cells.items()]
+    result = train_rows(settings, variants, rows, report, claims, earlier, **parts(sources, earlier))
+    draw(Path(settings.out), result)
+    return result
 
 
 def origin(result: Mapping[str, Any]) -> str:

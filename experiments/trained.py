@@ -44,7 +44,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import app
 
-from experiments import checks, common, flags, goals, logged, model_based, offline, rollouts
+from experiments import checks, common, flags, goals, logged, model_based, notes, offline, rollouts
 from rl import acting, checkpoint, envs, lifecycle, log, nest, online, statistics, train
 from rl.agents import sac_n
 from rl.data import d4rl
@@ -387,7 +387,7 @@ def estimates(settings: Settings) -> dict[str, Any]:
         )
     of_run = _as_trained(card, settings, folder)
     offline.check(of_run)
-    offline.check_estimates(of_run, _sweep(card))
+    offline.check_sweep(of_run, _sweep(card))
     config = _config(card)
     task = offline.problem(of_run, logged.variants(config, _sweep(card)))
     if task.loaded.digest != card["digest"]:
@@ -434,7 +434,7 @@ def _as_trained(card: Mapping[str, Any], settings: Settings, folder: Path) -> of
 
 def show_estimates(found: Mapping[str, Any]) -> None:
     """Prints what `estimates` returns."""
-    for label, part in common.parts(found):
+    for label, part in notes.parts(found):
         each = " ".join(f"{value:.4g}" for value in part["fitted_q"]["per_seed"])
         name = f"{label}: fitted_q" if label else "fitted_q"
         print(f"{name}: {part['fitted_q']['mean']:.4g}; each: {each}")
@@ -461,7 +461,7 @@ def main(_: list[str]) -> None:
         show_estimates(values)
         log.write_json(expanded(settings.run) / offline.ESTIMATES, values | log.provenance())
         return
-    common.note_unused(settings, "policy_estimates", "dataset", "data_folder")
+    notes.note_unused(settings, "policy_estimates", "dataset", "data_folder")
     checks.at_least_one(settings, "episodes")
     policies = load(settings.run, settings.environment)
     show(policies, scores(policies, settings), settings)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments import common
+from experiments import notes
 from rl import lifecycle, log, statistics
 from sweeps import layout
 from sweeps.layout import Program, Sweep
@@ -115,7 +115,7 @@ def _last(program: Program, workdir: Path, metric: str) -> np.ndarray:
     It is that of the result; what a result does not sum up is in the metrics, whose last lines may have been lost.
     """
     score = metric.removeprefix("eval/")
-    of_runs = [part.get("scores", {}) for _, part in common.parts(log.read_json(workdir / log.RESULT))]
+    of_runs = [part.get("scores", {}) for _, part in notes.parts(log.read_json(workdir / log.RESULT))]
     if metric != score and all(score in scores for scores in of_runs):
         return np.array([scores[score]["last"]["per_seed"] for scores in of_runs])
     try:

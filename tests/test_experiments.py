@@ -37,6 +37,7 @@ from experiments import (
     language,
     mbpo,
     model_based,
+    notes,
     offline,
     online,
     quickstart,
@@ -815,7 +816,7 @@ def test_where_to_evaluate_is_said_to_who_evaluates(
 ) -> None:
     loaded = data.load("synthetic-continuous")
     for note in ("no environment: name it (--environment=NAME)", "rewards are those of a recipe"):
-        common.show_note(offline.Settings(eval_episodes=episodes), loaded._replace(note=note))
+        notes.show_note(offline.Settings(eval_episodes=episodes), loaded._replace(note=note))
     said = capsys.readouterr().err
     assert "note: rewards are" in said and ("--environment" in said) == bool(episodes)
 
@@ -912,17 +913,17 @@ def test_warnings_come_without_the_code_behind_them(capsys: pytest.CaptureFixtur
 def test_the_end_says_where_everything_lies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = {"dataset": "mine.hdf5", "eval_episodes": 0, "policy_estimates": 0}
     result = {"scores": {}, "folder": str(tmp_path), "settings": settings, "environment": None}
-    common.show(result)
+    notes.show(result)
     stdout = capsys.readouterr().out
     assert "no episodes were played" in stdout and "see --eval_episodes" in stdout
     for estimates, flags_given in (
         (0, "--environment=NAME, or --policy_estimates=2000"),
         (9, "--environment=NAME\n"),
     ):
-        common.show(result | {"settings": settings | {"eval_episodes": 20, "policy_estimates": estimates}})
+        notes.show(result | {"settings": settings | {"eval_episodes": 20, "policy_estimates": estimates}})
         assert f"mine.hdf5 names no environment: give {flags_given}" in capsys.readouterr().out
     assert f"Everything is in {tmp_path}; look at metrics.jsonl first." in stdout
-    common.show(result | {"fitted_q": {"mean": 1.5, "per_seed": [1.0, 2.0]}})
+    notes.show(result | {"fitted_q": {"mean": 1.5, "per_seed": [1.0, 2.0]}})
     assert "fitted_q: 1.5, estimated from the data" in capsys.readouterr().out
 
 
@@ -1386,24 +1387,24 @@ def test_scripts_of_one_process_and_platforms_without_a_cpu(monkeypatch: pytest.
 def test_entropy_that_n_steps_leave_out_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     """A bonus b at every step is worth b / (1 - gamma), and b / (1 - gamma^3) where three steps are one row."""
     spec, soft = Spec((3,), 2), agents.get("sac").Config(discount=0.9)
-    common.note_n_step(offline.Settings(agent="sac", n_step=3), soft, spec)
+    notes.note_n_step(offline.Settings(agent="sac", n_step=3), soft, spec)
     assert f"values hold {(1 - 0.9) / (1 - 0.9**3):.2f} of what" in capsys.readouterr().err
     undiscounted = dataclasses.replace(soft, discount=1.0)
-    common.note_n_step(offline.Settings(agent="sac", n_step=4), undiscounted, spec)
+    notes.note_n_step(offline.Settings(agent="sac", n_step=4), undiscounted, spec)
     assert "values hold 0.25 of what" in capsys.readouterr().err
     table = Spec((3,), 2, discrete=True)
-    common.note_n_step(offline.Settings(agent="dqn", n_step=4), agents.get("dqn").Config(discount=1.0), table)
-    common.note_n_step(offline.Settings(agent="sac"), soft, spec)
-    common.note_n_step(offline.Settings(agent="iql", n_step=3), agents.get("iql").Config(), spec)
+    notes.note_n_step(offline.Settings(agent="dqn", n_step=4), agents.get("dqn").Config(discount=1.0), table)
+    notes.note_n_step(offline.Settings(agent="sac"), soft, spec)
+    notes.note_n_step(offline.Settings(agent="iql", n_step=3), agents.get("iql").Config(), spec)
     assert not capsys.readouterr().err
 
 
 def test_flags_that_change_nothing_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     names = ("robust_scale", "robust_updates")
-    common.note_unused(offline.Settings(robust_scale=0.5), "robust", *names)
+    notes.note_unused(offline.Settings(robust_scale=0.5), "robust", *names)
     assert capsys.readouterr().err == "note: --robust_scale changes nothing without --robust\n"
-    common.note_unused(offline.Settings(robust="kl", robust_scale=0.5), "robust", *names)
-    common.note_unused(offline.Settings(), "robust", *names)
+    notes.note_unused(offline.Settings(robust="kl", robust_scale=0.5), "robust", *names)
+    notes.note_unused(offline.Settings(), "robust", *names)
     assert not capsys.readouterr().err
     for chosen in (
         {},
@@ -1411,11 +1412,11 @@ def test_flags_that_change_nothing_are_named(capsys: pytest.CaptureFixture[str])
         {"head": "quantile", "head_kappa": 2.0},
         {"head": "hl_gauss", "head_sigma": 2.0},
     ):
-        common.note_unused_head(offline.Settings(**chosen))
+        notes.note_unused_head(offline.Settings(**chosen))
     assert not capsys.readouterr().err
-    common.note_unused_head(offline.Settings(head="quantile", head_high=1.0))
+    notes.note_unused_head(offline.Settings(head="quantile", head_high=1.0))
     assert "note: --head_high changes nothing with --head=quantile: it is of" in capsys.readouterr().err
-    common.note_unused_head(offline.Settings(head="c51", head_sigma=2.0))
+    notes.note_unused_head(offline.Settings(head="c51", head_sigma=2.0))
     assert "--head_sigma changes nothing with --head=c51: it is of hl_gauss" in capsys.readouterr().err
-    common.note_unused_head(offline.Settings(head_size=5))
+    notes.note_unused_head(offline.Settings(head_size=5))
     assert "note: --head_size changes nothing with --head=scalar" in capsys.readouterr().err

@@ -298,6 +298,41 @@ def test_rows_that_were_trained_on_other_data_are_named() -> None:
     assert list(studies.other_data({})) == list(studies.other_data({"data_digests": {"cube": ["d"]}})) == []
 
 
+def test_only_cells_that_are_not_stored_have_their_data_made(tmp_path: Path) -> None:
+    made, drawn = [], []
+
+    def source(name: str) -> str:
+        made.append(name)
+        return f"{name}.npz"
+
+    def study(folder: Path, cells: dict[tuple[str, str], str], stored: str = "") -> dict[str, Any]:
+        return studies.train_cells(
+            RowSettings(out=str(folder), stored=stored),
+            ("task", "log"),
+            cells,
+            source,
+            lambda cell, place: variants(place=place)[cells[cell]],
+            lambda result: ["# Title"],
+            lambda result: (),
+            lambda folder, result: drawn.append((folder, len(result["rows"]))),
+            data="log",
+            parts=lambda sources, earlier: {"sources": sources, "stored": len(earlier.rows)},
+        )
+
+    first = {("walk", "slow"): "first"}
+    study(tmp_path / "one", first)
+    result = study(
+        tmp_path / "all",
+        first | {("run", "fast"): "second", ("jump", "fast"): "second"},
+        stored=str(tmp_path / "one"),
+    )
+    assert made == ["slow", "fast"] and TRAINED == ["first", "second"]
+    assert drawn == [(tmp_path / "one", 1), (tmp_path / "all", 3)]
+    assert result["sources"] == {"fast": "fast.npz"} and result["stored"] == 1
+    told = [(row["task"], row["log"], row["name"]) for row in result["rows"]]
+    assert told == [("walk", "slow", "first"), ("run", "fast", "second"), ("jump", "fast", "second")]
+
+
 def test_stored_rows_that_do_not_compare_are_refused(tmp_path: Path) -> None:
     train_rows(tmp_path / "few", seeds=2)
     with pytest.raises(ValueError, match=r"few was made with --seeds=2, and this command has 3"):

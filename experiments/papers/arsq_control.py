@@ -36,7 +36,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.stats import spearmanr
 
-from experiments import checks, common, offline, online, presets, studies
+from experiments import checks, common, offline, online, presets, studies, study_runs
 from rl import data, evaluate, plot, statistics
 from rl.data import d4rl, recipes
 
@@ -180,23 +180,28 @@ def run(settings: Settings) -> dict[str, Any]:
       ValueError: an unknown part, tier or agent, or settings that a run refuses.
     """
     check(settings)
-    runs = planned(settings)
-    earlier = studies.stored(settings, Run._fields)
-    missing = [run for run in runs if run not in earlier.rows]
-    sources = {task: source(settings, task) for task in dict.fromkeys(run.task for run in missing)}
-    variants = {run.program.name: variant(settings, run.program, sources[run.task]) for run in missing}
-    scores = {task: score for result in earlier.results for task, score in result["data_scores"].items()}
-    scores |= {task: of.score for task, of in sources.items()}
 
-    rows = [(run._asdict(), run.program.name) for run in runs]
-    parts = {
-        "data_scores": scores,
-        "data_digests": studies.data_digests({task: of.digest for task, of in sources.items()}, earlier),
-        "skipped": skipped(settings),
-    }
-    result = studies.train_rows(settings, variants, rows, report, claims, earlier, **parts)
-    draw(Path(settings.out), result)
-    return result
+    def parts(sources: Mapping[str, Source], earlier: studies.Stored) -> dict[str, Any]:
+        scores = {task: score for result in earlier.results for task, score in result["data_scores"].items()}
+        digests = {task: of.digest for task, of in sources.items()}
+        return {
+            "data_scores": scores | {task: of.score for task, of in sources.items()},
+            "data_digests": studies.data_digests(digests, earlier),
+            "skipped": skipped(settings),
+        }
+
+    return studies.train_cells(
+        settings,
+        Run._fields,
+        {run: run.program.name for run in planned(settings)},
+        functools.partial(source, settings),
+        lambda run, source: variant(settings, run.program, source),
+        report,
+        claims,
+        draw,
+        data="task",
+        parts=parts,
+    )
 
 
 def check(settings: Settings) -> None:
@@ -308,7 +313,7 @@ def offline_run(settings: Settings, run: Run, source: Source) -> tuple[offline.S
             "agent": agent,
             "preset": presets.PAPER,
             "dataset": run.task,
-            **common.sizes(settings),
+            **study_runs.sizes(settings),
             **shorter(agent, run.task),
             **overrides,
             **CHANGES[run.change],
@@ -372,8 +377,10 @@ def trained(
 
     Returns its normalised returns: of the last evaluation, of each seed's best one, and of all [T, S].
     """
-    diverged = bool(common.divergence(script, dataclasses.replace(chosen, workdir=str(work.folder)), config))
-    steps, returns = common.curve(work.folder, "eval/return", chosen, diverged, before=reference[0])
+    diverged = bool(
+        study_runs.divergence(script, dataclasses.replace(chosen, workdir=str(work.folder)), config)
+    )
+    steps, returns = study_runs.curve(work.folder, "eval/return", chosen, diverged, before=reference[0])
     scores = evaluate.normalize(returns, reference)
     return {
         "last": statistics.summary(scores[-1]),

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments import checks, common, offline, presets, studies
+from experiments import checks, common, offline, presets, studies, study_runs
 from rl import log, plot
 from rl.data import recipes
 from rl.values import heads
@@ -78,25 +78,24 @@ def run(settings: Settings) -> dict[str, Any]:
       ValueError: an unknown dataset, agent or head, or settings that a run refuses.
     """
     check(settings)
-    names = ("dataset", "agent", "head", "chunk")
-    runs = {
-        f"{dataset}, {agent}, {head}, chunks of {chunk}": (dataset, agent, head, chunk)
+    cells = {
+        (dataset, agent, head, chunk): f"{dataset}, {agent}, {head}, chunks of {chunk}"
         for dataset in settings.datasets.split(",")
         for chunk in lengths(settings.chunks)
         for head in settings.heads.split(",")
         for agent in settings.agents.split(",")
     }
-    earlier = studies.stored(settings, names)
-    missing = {name: cell for name, cell in runs.items() if cell not in earlier.rows}
-    digests = {
-        dataset: source(settings, dataset) for dataset in dict.fromkeys(cell[0] for cell in missing.values())
-    }
-    variants = {name: variant(settings, *cell, digests[cell[0]]) for name, cell in missing.items()}
-    rows = [(dict(zip(names, cell, strict=True)), name) for name, cell in runs.items()]
-    parts = {"data_digests": studies.data_digests(digests, earlier)}
-    result = studies.train_rows(settings, variants, rows, report, claims, earlier, **parts)
-    draw(Path(settings.out), result)
-    return result
+    return studies.train_cells(
+        settings,
+        ("dataset", "agent", "head", "chunk"),
+        cells,
+        functools.partial(source, settings),
+        lambda cell, digest: variant(settings, *cell, digest),
+        report,
+        claims,
+        draw,
+        parts=lambda digests, earlier: {"data_digests": studies.data_digests(digests, earlier)},
+    )
 
 
 def check(settings: Settings) -> None:
@@ -150,7 +149,7 @@ def variant(
         "head_size": settings.atoms,
         "chunk": chunk,
         **support,
-        **common.sizes(settings),
+        **study_runs.sizes(settings),
     }
     chosen, config = presets.resolve("offline", offline.Settings(), common.config, "dataset", flags)
     return studies.Variant(
@@ -175,8 +174,8 @@ def trained(chosen: offline.Settings, config: Any, work: studies.Work) -> dict[s
     the support at the end.
     """
     chosen = dataclasses.replace(chosen, workdir=str(work.folder))
-    diverged = bool(common.divergence(offline.run, chosen, config))
-    steps, success = common.curve(work.folder, "eval/success", chosen, diverged)
+    diverged = bool(study_runs.divergence(offline.run, chosen, config))
+    steps, success = study_runs.curve(work.folder, "eval/success", chosen, diverged)
     return {
         "success": success[-EVALUATIONS:].mean(0),
         "curve": {"steps": steps, "success": success},

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments import common, model_based, studies
+from experiments import model_based, studies, study_runs
 from rl import data, log, plot
 from rl import model_based as rl_model_based
 from rl.data import recipes
@@ -120,7 +120,9 @@ def train_one(
     shared = {field.name for field in dataclasses.fields(model_based.Settings)}
     flags = {name: value for name, value in dataclasses.asdict(settings).items() if name in shared}
     flags |= {"agent": method, "dataset": source, "truth": world, "workdir": str(work.folder)}
-    diverged = bool(common.divergence(model_based.run, model_based.Settings(**flags, runaway=0.0), config))
+    diverged = bool(
+        study_runs.divergence(model_based.run, model_based.Settings(**flags, runaway=0.0), config)
+    )
     logged = functools.partial(_logged, work.folder, settings.seeds, diverged)
     steps, q = logged("train/q")
     return {

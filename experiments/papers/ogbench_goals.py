@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import spearmanr
 
-from experiments import checks, common, goals, presets, studies
+from experiments import checks, common, goals, presets, studies, study_runs
 from rl import agents, plot, statistics
 from rl.data import recipes
 
@@ -70,25 +70,20 @@ def run(settings: Settings) -> dict[str, Any]:
       ValueError: an unknown dataset or agent, or settings that a run refuses.
     """
     check(settings)
-    names = ("dataset", "agent")
-    runs = {
-        ", ".join(run): run
-        for run in itertools.product(settings.datasets.split(","), settings.agents.split(","))
-    }
-    earlier = studies.stored(settings, names)
-    missing = {name: run for name, run in runs.items() if run not in earlier.rows}
-    paths = {
-        dataset: source(settings, dataset) for dataset in dict.fromkeys(run[0] for run in missing.values())
-    }
-    variants = {
-        name: variant(settings, dataset, agent, *paths[dataset]) for name, (dataset, agent) in missing.items()
-    }
-    rows = [(dict(zip(names, run, strict=True)), name) for name, run in runs.items()]
-    digests = {dataset: digest for dataset, (_, digest) in paths.items()}
-    parts = {"data_digests": studies.data_digests(digests, earlier)}
-    result = studies.train_rows(settings, variants, rows, report, claims, earlier, **parts)
-    draw(Path(settings.out), result)
-    return result
+    cells = itertools.product(settings.datasets.split(","), settings.agents.split(","))
+    return studies.train_cells(
+        settings,
+        ("dataset", "agent"),
+        {cell: ", ".join(cell) for cell in cells},
+        functools.partial(source, settings),
+        lambda cell, source: variant(settings, *cell, *source),
+        report,
+        claims,
+        draw,
+        parts=lambda sources, earlier: {
+            "data_digests": studies.data_digests({name: of[1] for name, of in sources.items()}, earlier)
+        },
+    )
 
 
 def check(settings: Settings) -> None:
@@ -118,7 +113,7 @@ def variant(settings: Settings, dataset: str, agent: str, path: str, digest: str
         "agent": agent,
         "preset": presets.PAPER,
         "dataset": dataset,
-        **common.sizes(settings),
+        **study_runs.sizes(settings),
     }
     if hasattr(agents.get(agent).Config, "latent"):
         flags["agent.latent"] = settings.latent
@@ -145,8 +140,8 @@ def trained(chosen: goals.Settings, config: Any, work: studies.Work) -> dict[str
     Returns its score and that of each task over the last evaluations, and its successes in all of them [T, S].
     """
     chosen = dataclasses.replace(chosen, workdir=str(work.folder))
-    diverged = bool(common.divergence(goals.run, chosen, config))
-    steps, success = common.curve(work.folder, "eval/success", chosen, diverged)
+    diverged = bool(study_runs.divergence(goals.run, chosen, config))
+    steps, success = study_runs.curve(work.folder, "eval/success", chosen, diverged)
     try:
         tasks = goals.reached(chosen, work.folder, "goals/")["tasks"]
     except (FileNotFoundError, KeyError):

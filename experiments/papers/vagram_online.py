@@ -45,7 +45,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments import checks, common, flags, mbpo, online, studies
+from experiments import checks, common, flags, mbpo, online, studies, study_runs
 from rl import evaluate, plot, statistics
 from rl.data import d4rl
 
@@ -293,8 +293,8 @@ def trained(
 
     Returns the scores of its seeds: their mean over all evaluations, over the last quarter, and all [T, S].
     """
-    diverged = common.divergence(script, dataclasses.replace(chosen, workdir=str(work.folder)), config)
-    steps, returns = common.curve(work.folder, "eval/return", chosen, bool(diverged), before=reference[0])
+    diverged = study_runs.divergence(script, dataclasses.replace(chosen, workdir=str(work.folder)), config)
+    steps, returns = study_runs.curve(work.folder, "eval/return", chosen, bool(diverged), before=reference[0])
     scores = evaluate.normalize(returns, reference)
     return outcome(steps, scores, diverged)
 
