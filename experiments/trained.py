@@ -255,15 +255,12 @@ def _maker(card: Mapping[str, Any], spec: Spec) -> Callable[[Any], Learner]:
     """A learner of the run from its hyper-parameters."""
     settings = card["settings"]
     low, high = card.get("support") or (settings.get("head_low"), settings.get("head_high"))
-    head = heads.make(
-        settings["head"],
-        low,
-        high,
-        size=settings["head_size"],
-        start=_start(settings),
-        kappa=settings.get("head_kappa", 1.0),
-        sigma_ratio=settings.get("head_sigma", heads.SIGMA_RATIO),
-    )
+    fields = {
+        field.name: settings[field.name]
+        for field in dataclasses.fields(common.Head)
+        if field.name in settings
+    }
+    head = heads.make(*common.head_settings(common.Head(**fields), low, high))
     return functools.partial(_learner, card, spec, head)
 
 
@@ -295,12 +292,6 @@ def _example(card: Mapping[str, Any], config: Any, spec: Spec, types: Any) -> Tr
         return steps
     goal = steps.observation[nest.GOAL]
     return GoalBatch(steps, goal, *(goal, goal) if config.goals.subgoal_steps else ())
-
-
-def _start(settings: Mapping[str, Any]) -> float | None:
-    """The value that the head's networks add to (`rl.values.heads.make`)."""
-    start = settings.get("head_start")
-    return None if start is None or np.isnan(start) or not heads.has_support(settings["head"]) else start
 
 
 def player(policies: Policies, member: int = 0, seed: int = 0) -> Callable[..., np.ndarray]:
