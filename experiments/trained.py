@@ -52,6 +52,7 @@ from rl.data.files import expanded
 from rl.data.steps import same_task
 from rl.replay import chunks, transform
 from rl.replay.goals import GoalBatch
+from rl.settings import require_at_least_one
 from rl.types import Actor, Array, Learner, Spec, State, Transition
 from rl.values import heads
 from rl.values.heads import ValueHead
@@ -453,7 +454,7 @@ def main(_: list[str]) -> None:
         log.write_json(expanded(settings.run) / offline.ESTIMATES, values | log.provenance())
         return
     common.note_unused(settings, "policy_estimates", "dataset", "data_folder")
-    checks.at_least_one(settings, "episodes")
+    require_at_least_one(settings, "episodes", prefix="--")
     policies = load(settings.run, settings.environment)
     show(policies, scores(policies, settings), settings)
 

@@ -314,18 +314,18 @@ def test_float32_works_and_small_prices_stay_finite() -> None:
 @pytest.mark.parametrize(
     ("module", "config", "message"),
     [
-        (r2pvi, r2pvi.Config("hellinger"), "unknown divergence 'hellinger': known are tv, kl, chi2"),
+        (r2pvi, r2pvi.Config("hellinger"), "divergence='hellinger': choose one of tv, kl, chi2"),
         (r2pvi, r2pvi.Config(scale=0.0), "scale .* must be above 0 and finite, not 0"),
         (r2pvi, r2pvi.Config(scale=-1.0), "scale .* must be above 0"),
         (r2pvi, r2pvi.Config(scale=float("nan")), "scale .* must be above 0"),
-        (drpvi, drpvi.Config("chi2"), "unknown divergence 'chi2': known are tv, kl"),
+        (drpvi, drpvi.Config("chi2"), "divergence='chi2': choose one of tv, kl"),
         (drpvi, drpvi.Config(radius=-0.1), "radius must be at least 0"),
         (
             drpvi,
             drpvi.Config(radius=np.zeros((3, 5))),
             r"radius must be one number or .* \(4, 5\), not \(3, 5\)",
         ),
-        (pevi, pevi.Config(penalty="none"), "unknown penalty 'none': known are diagonal, theory, ellipsoid"),
+        (pevi, pevi.Config(penalty="none"), "penalty='none': choose one of diagonal, theory, ellipsoid"),
         (pevi, pevi.Config(ridge=-1.0), "ridge must be at least 0"),
         (pevi, pevi.Config(beta=-1.0), "beta must be at least 0"),
         (pevi, pevi.Config(reward_bound=0.0), "reward_bound must be above 0"),

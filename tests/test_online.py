@@ -1050,7 +1050,7 @@ def test_critics_are_exported_with_a_policy_of_whose_draws_they_choose_one(tmp_p
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"envs": 0}, "--envs must be at least 1, not 0"),
+        ({"envs": 0}, "--envs=0 must be at least 1"),
         ({"seed": -1}, "--seed must be at least 0, not -1"),
         ({"priority": -0.5}, "--priority must be at least 0, not -0.5"),
         ({"priority_correction": math.nan}, "--priority_correction must be at least 0, not nan"),

@@ -367,7 +367,7 @@ def test_iwocs_on_the_windy_walk() -> None:
         (lambda: robust_vi.regularised("tv", 0.0), "the scale must be positive, not 0"),
         (lambda: robust_vi.regularised("tv", np.array([0.1, np.nan])), "the scale must be positive, not nan"),
         (lambda: robust_vi.ball("kl", -0.1), r"the radius must be 0 or more, not -0\.1"),
-        (lambda: robust_vi.ball("hellinger", 0.1), "unknown divergence 'hellinger': known are tv, kl, chi2"),
+        (lambda: robust_vi.ball("hellinger", 0.1), "divergence='hellinger': choose one of tv, kl, chi2"),
         (lambda: robust_vi.value_iteration(garnet(), 1.1), r"gamma must be in \[0, 1\], not 1\.1"),
         (lambda: robust_vi.iwocs(garnet(), GAMMA), r"a leading axis on every field; this reward is \(6, 3\)"),
         (lambda: robust_vi.iwocs(family(0, 2, 3, 2), GAMMA, first=2), "no member 2 in a family of 2"),

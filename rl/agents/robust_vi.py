@@ -27,6 +27,7 @@ import numpy as np
 from rl import linalg
 from rl.envs import tabular
 from rl.envs.tabular import MDP
+from rl.settings import require_choice
 from rl.types import Array
 from rl.values import robust
 
@@ -73,8 +74,7 @@ def ball(divergence: str, radius: float | Array) -> Backup:
 
 
 def _backup(name: str, duals: dict[str, robust.Dual], divergence: str, size: float | Array) -> Backup:
-    if divergence not in duals:
-        raise ValueError(f"unknown divergence {divergence!r}: known are {', '.join(duals)}")
+    require_choice("divergence", divergence, duals)
     if not isinstance(size, jax.core.Tracer):
         least = np.min(size)
         if not (least > 0 if name == "scale" else least >= 0):
