@@ -18,10 +18,10 @@ which dataset is in the paper's table alone. MOPO and MOBILE run in the same loo
 MOBILE's author) and not as in MOPO's code from 2020: so methods differ in what the table says and in nothing else, and
 published lengths and penalties (``--preset=paper``) were tuned in it. MOPO's penalty is the paper's, and
 ``disagreement`` the ensemble penalty that the paper tries too. Critics start as in EDAC's code. RAVL's stores their
-hidden weights transposed, so that they are U(+-1/sqrt(outputs)), which is not copied: `experiments.papers.edge_of_reach`
-compares both (part ``start``), and there the difference decides. What else differs from these codes is said where it
-is: `rl.agents.sac_n`, `rl.agents.mobile`, `rl.dynamics.fit`, and with each preset (``missing`` in
-experiments/presets.yaml).
+hidden weights transposed, so that they are U(+-1/sqrt(outputs)), which is not copied:
+`experiments.papers.edge_of_reach` compares both (part ``start``), and there the difference decides. What else differs
+from these codes is said where it is: `rl.agents.sac_n`, `rl.agents.mobile`, `rl.dynamics.fit`, and with each preset
+(``missing`` in experiments/presets.yaml).
 
 What goes wrong in truncated rollouts is measured in `diagnosis` and ends a run in `check_values`.
 """

@@ -14,10 +14,10 @@ the logged one; ``value_updates=0`` leaves the value stage out, -1 the policy st
 Values are bounded above by ``maximum``: with the scalar head as in appendix G.1, ``maximum - SoftAbs(v)``, where
 SoftAbs is 0 at 0 (the sign of the paper's constant would put the bound at -0.39, below the reward of a pass), and so
 for each output of the quantile head. The residual lies within the bound, ``maximum - SoftAbs(v + v_r)``, so that no Q
-exceeds ``maximum``: the paper can be read as adding V_r outside. A categorical head is bounded by its own support, whatever ``maximum`` is: give it
-a support that ends there. V_r is the difference of two heads with one initialisation, of which one learns (appendix
-G.2); with a categorical head it is added to V's logits. Any head's Q is its V plus the scalar A, see
-`rl.values.tokens.dueling_loss`.
+exceeds ``maximum``: the paper can be read as adding V_r outside. A categorical head is bounded by its own support,
+whatever ``maximum`` is: give it a support that ends there. V_r is the difference of two heads with one initialisation,
+of which one learns (appendix G.2); with a categorical head it is added to V's logits. Any head's Q is its V plus the
+scalar A, see `rl.values.tokens.dueling_loss`.
 
 What frozen models say of a row never changes within a stage. `value_rows` and `policy_rows` compute it, and updates of
 what they return leave these forward passes out, a fifth to a third of the work, where rows are drawn more than once.
