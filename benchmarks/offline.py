@@ -44,7 +44,7 @@ import jax
 from absl import app
 
 from benchmarks import cases, coarse_peer, peers, proposals_peer, table
-from experiments import checks, flags
+from experiments import flags
 from rl import agents, log
 from rl.replay.dataset import Dataset
 from rl.settings import require_at_least_one
@@ -174,7 +174,7 @@ def _check(settings: Settings) -> tuple[list[str], list[str]]:
     for name in names:
         _agent(name)
     if set(names) & set(CHUNKED):
-        checks.at_least_one(settings, "chunk")
+        require_at_least_one(settings, "chunk", prefix="--")
     for mode in modes:
         if mode not in cases.LOOPS:
             raise ValueError(f"--modes has no {mode!r}: choose from {', '.join(cases.LOOPS)}")

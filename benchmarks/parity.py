@@ -47,6 +47,7 @@ from rl.data import recipes
 from rl.data.files import expanded
 from rl.replay import dataset as replay
 from rl.replay import transform
+from rl.settings import require_at_least_one
 from rl.types import Key, Learner, State, Transition
 
 LOSSES = {  # {agent: those of our metrics that d3rlpy logs, too}
@@ -160,7 +161,7 @@ def check(settings: Settings) -> tuple[list[str], list[str]]:
     names = studies.names("agents", settings.agents, LOSSES)
     tiers = studies.names("tiers", settings.tiers, recipes.LOCOMOTION)
     studies.check_seeds(settings.seeds)
-    checks.at_least_one(settings, "probe")
+    require_at_least_one(settings, "probe", prefix="--")
     checks.several_episodes(settings)
     checks.multiple(settings, "updates", "eval_every")
     if settings.eval_every % (_PARTS * _DRAWN):

@@ -12,15 +12,9 @@ import jax
 
 from rl import agents, data, envs
 from rl.agents.optimisers import Adam
+from rl.settings import require_at_least_one
 from rl.types import Spec
 from rl.values import heads
-
-
-def at_least_one(settings: Any, *names: str) -> None:
-    """Raises ValueError, naming the flag, on a count below 1."""
-    for name in names:
-        if getattr(settings, name) < 1:
-            raise ValueError(f"--{name} must be at least 1, not {getattr(settings, name)}")
 
 
 def not_negative(settings: Any, *names: str) -> None:
@@ -111,7 +105,7 @@ def support(settings: Any, low: float, high: float) -> None:
 
 def chunk(settings: Any) -> None:
     """Raises ValueError, naming the flag, on chunks of actions that nobody can execute."""
-    at_least_one(settings, "chunk")
+    require_at_least_one(settings, "chunk", prefix="--")
     if not 0 <= settings.replan_every <= settings.chunk:
         raise ValueError(
             f"--replan_every={settings.replan_every} must lie between 0 and --chunk={settings.chunk}: it is how many "
@@ -121,7 +115,7 @@ def chunk(settings: Any) -> None:
 
 def several_steps(settings: Any) -> None:
     """Raises ValueError, naming the flags, on returns over no number of steps, or a lambda of none."""
-    at_least_one(settings, "n_step")
+    require_at_least_one(settings, "n_step", prefix="--")
     if not 0 <= settings.td_lambda <= 1:
         raise ValueError(
             f"--td_lambda={settings.td_lambda} must be between 0 (one step) and 1 (all --n_step)"
@@ -135,7 +129,7 @@ def several_steps(settings: Any) -> None:
 
 def sizes(settings: Any, last: int) -> None:
     """Raises ValueError, naming the flag, on sizes of no run; a score is of the last ``last`` evaluations."""
-    at_least_one(settings, "updates", "evaluations", "batch_size")
+    require_at_least_one(settings, "updates", "evaluations", "batch_size", prefix="--")
     several_episodes(settings)
     multiple(settings, "updates", "evaluations")
     if settings.evaluations < last:

@@ -383,11 +383,7 @@ def value_bounds(
     Raises:
       ValueError: ``gamma`` is 1, and an episode does not terminate.
     """
-    if gamma >= 1 and not replay.always_terminates(dataset):
-        raise ValueError(
-            f"--agent.discount={gamma:g}: episodes that a time limit cuts go on for ever, and have no value with it: "
-            "give less than 1"
-        )
+    replay.require_finite_values(dataset, gamma, prefix="--agent.")
     if length == 1 or within == gamma:
         return replay.value_bounds(dataset, gamma, ends)
     return chunks.value_bounds(dataset, length, gamma, within)

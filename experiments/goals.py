@@ -38,6 +38,7 @@ from rl.replay import goals, transform
 from rl.replay.dataset import Dataset
 from rl.replay.goals import Trajectories
 from rl.replay.source import Source
+from rl.settings import require_choice
 from rl.types import Actor, Key, Learner, Spec, State
 
 # Of each protocol the environments, and the score that says whether a goal was reached.
@@ -181,8 +182,7 @@ def check(settings: Settings) -> None:
             "--split_data: goals are later states of an episode, or any of the log, which other devices would hold: "
             "leave it out, and each device holds all of the data"
         )
-    if settings.protocol not in PROTOCOLS:
-        raise ValueError(f"--protocol={settings.protocol} is not one of {', '.join(PROTOCOLS)}")
+    require_choice("protocol", settings.protocol, PROTOCOLS, prefix="--")
     if not 0 <= settings.render <= _RENDERED:
         raise ValueError(
             f"--render={settings.render} must lie between 0 and {_RENDERED}, episodes of each task"

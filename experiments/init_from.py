@@ -33,6 +33,12 @@ _FUNCTION = (
 )
 # Those of one agent, whose name means something else in others: ARSQ's advantages are multiples of its temperature.
 _FUNCTION_OF = {"arsq": ("temperature",)}
+# Settings of the head alone, and why networks that were trained with one of them cannot go on with another.
+_OF_HEAD = {
+    "head_start": "and its networks add to that",
+    "head_kappa": "by which the values of its quantiles are off",
+    "head_sigma": "which decides the values that its outputs stand for",
+}
 _MEMORY = ("schedule", "warm_up", "clip", "weight_decay")  # of an optimiser, that change what it remembers
 
 
@@ -67,33 +73,24 @@ def transformation(settings: Any, loaded: data.Loaded | None) -> Transform:
     return source
 
 
-def head_start(settings: Any) -> float | None:
-    """The value that untrained networks are near: as the flag says, or as the run that is continued had.
+def with_head(settings: Any) -> Any:
+    """``settings`` whose head is that of the continued run: its start, kappa and sigma, where flags leave them alone.
+
+    A start that is NaN says that untrained networks are near the middle of the support, or near 0 without one.
 
     Raises:
-      ValueError: the flag says otherwise than that run.
+      ValueError: a flag says otherwise than that run, or the head takes no start.
     """
-    return _of_head(settings, "head_start", common.head_start(settings), None, "and its networks add to that")
-
-
-def head_kappa(settings: Any) -> float:
-    """The threshold of a quantile head's loss: as the flag says or, where it is left alone, as the continued run had.
-
-    Raises:
-      ValueError: the flag says otherwise than that run.
-    """
-    why = "by which the values of its quantiles are off"
-    return _of_head(settings, "head_kappa", settings.head_kappa, common.Head.head_kappa, why)
-
-
-def head_sigma(settings: Any) -> float:
-    """The deviation of hl_gauss's Gaussian: as the flag says or, where it is left alone, as the continued run had.
-
-    Raises:
-      ValueError: the flag says otherwise than that run.
-    """
-    why = "which decides the values that its outputs stand for"
-    return _of_head(settings, "head_sigma", settings.head_sigma, common.Head.head_sigma, why)
+    usual = {"head_start": None, "head_kappa": common.Head.head_kappa, "head_sigma": common.Head.head_sigma}
+    chosen = {name: getattr(settings, name) for name in usual} | {"head_start": common.head_start(settings)}
+    card = _card_of_head(settings)
+    there = {name: card["settings"].get(name, usual[name]) for name in usual} if card else chosen
+    for name, value in chosen.items():
+        if value not in (usual[name], there[name]):
+            was = f"no --{name}" if there[name] is None else f"--{name}={there[name]:g}"
+            raise _contradiction(settings, [was], _OF_HEAD[name], [f"--{name}={value:g}"])
+    start = there["head_start"]
+    return dataclasses.replace(settings, **there | {"head_start": math.nan if start is None else start})
 
 
 def support(settings: Any) -> tuple[float, float] | None:
@@ -198,18 +195,6 @@ def _contradiction(settings: Any, there: Sequence[str], why: str, here: Sequence
     return ValueError(
         f"--init_from={settings.init_from} was trained with {' '.join(there)}, {why}: leave out {' '.join(here)}"
     )
-
-
-def _of_head(settings: Any, name: str, chosen: Any, default: Any, why: str) -> Any:
-    """The head's setting ``name``: what is ``chosen`` or, where that is the default, what the continued run had."""
-    card = _card_of_head(settings)
-    if card is None:
-        return chosen
-    there = card["settings"].get(name, default)
-    if chosen not in (default, there):
-        was = f"no --{name}" if there is None else f"--{name}={there:g}"
-        raise _contradiction(settings, [was], why, [f"--{name}={chosen:g}"])
-    return there
 
 
 def _card_of_head(settings: Any) -> dict[str, Any] | None:

@@ -20,6 +20,7 @@ from rl.envs.stream import Stream
 from rl.interaction import Trainer
 from rl.replay import transform
 from rl.replay.transform import Transform
+from rl.settings import require_at_least_one
 from rl.train import STACKED, Diverged
 from rl.types import Learner, Spec, State
 from rl.values import heads
@@ -60,8 +61,8 @@ class Settings(common.Head, common.Folder):
 def check(settings: Settings) -> None:
     """Raises ValueError, naming the flag, on numbers that no run can have."""
     checks.one_process()
-    checks.at_least_one(
-        settings, "seeds", "steps", "envs", "replay", "batch_size", "eval_every", "save_every"
+    require_at_least_one(
+        settings, "seeds", "steps", "envs", "replay", "batch_size", "eval_every", "save_every", prefix="--"
     )
     checks.not_negative(settings, "seed")
     checks.several_episodes(settings)

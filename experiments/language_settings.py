@@ -19,6 +19,7 @@ from rl.exported import AGENTS, Exported
 from rl.language import pretrained
 from rl.language.pretrained import Pretrained
 from rl.programs import problems
+from rl.settings import require_at_least_one
 from rl.types import TokenBatch
 from rl.values import heads
 from rl.values.heads import ValueHead
@@ -91,8 +92,8 @@ def check(settings: Settings) -> None:
     agent(settings.agent)
     checks.head(settings)
     heads.check_name(settings.head)
-    checks.at_least_one(settings, "updates", "eval_every", "batch_size", "episodes")
-    checks.at_least_one(settings, "program_seconds", "program_memory")
+    require_at_least_one(settings, "updates", "eval_every", "batch_size", "episodes", prefix="--")
+    require_at_least_one(settings, "program_seconds", "program_memory", prefix="--")
     checks.several_episodes(settings, none=True)
     checks.multiple(settings, "updates", "eval_every")
     if settings.lora_rank < 0:
@@ -154,7 +155,7 @@ def _check_use(settings: Settings) -> None:
         )
     if settings.control and settings.agent == "lm_bc":
         raise ValueError("--agent=lm_bc is what --control=rft trains: leave the control out")
-    checks.at_least_one(settings, "answers", "answer_tokens")
+    require_at_least_one(settings, "answers", "answer_tokens", prefix="--")
     if not 0 <= settings.answer_temperature < math.inf:
         raise ValueError(f"--answer_temperature={settings.answer_temperature} must be at least 0 and finite")
     if not 0 < settings.answer_top_p <= 1:

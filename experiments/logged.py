@@ -16,6 +16,7 @@ from rl import acting, keys, shard, train
 from rl.data import Loaded
 from rl.lifecycle import Session, Start
 from rl.replay.source import Source
+from rl.settings import require_at_least_one
 from rl.types import Actor, Key, Learner, Metrics, State
 
 # Settings that another checkpoint in the same folder must agree on.
@@ -48,7 +49,7 @@ class Settings(common.Data, common.Head, common.Folder):
 
 def check(settings: Settings) -> None:
     """Raises ValueError, naming the flag, on numbers that no run can have."""
-    checks.at_least_one(settings, "seeds", "updates", "eval_every", "batch_size")
+    require_at_least_one(settings, "seeds", "updates", "eval_every", "batch_size", prefix="--")
     checks.not_negative(settings, "seed")
     checks.several_episodes(settings, none=True)
     checks.multiple(settings, "updates", "eval_every")

@@ -31,6 +31,7 @@ from rl.dynamics.termination import Rule
 from rl.envs import entities
 from rl.envs.registry import time_limit
 from rl.replay import dataset as replay
+from rl.settings import require_at_least_one
 from rl.types import Key, Spec
 
 # Settings of the dynamics ensemble that are flags.
@@ -204,7 +205,7 @@ def target_range(config: Config, spec: Spec, low: float, high: float) -> tuple[f
 def check(settings: Settings, config: Config) -> None:
     """Raises ValueError, naming the flag, on settings that no run can have."""
     checks.one_process()
-    checks.at_least_one(settings, "seeds", "epochs", "eval_every")
+    require_at_least_one(settings, "seeds", "epochs", "eval_every", prefix="--")
     checks.not_negative(settings, "seed")
     checks.several_episodes(settings)
     if common.is_set(settings):

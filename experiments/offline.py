@@ -35,6 +35,7 @@ from rl.agents import robust
 from rl.dynamics import ensemble, termination
 from rl.replay import dataset as replay
 from rl.replay import transform
+from rl.settings import require_choice
 from rl.types import Key, Learner, Spec, State
 from rl.values.robust import REGULARISED
 
@@ -247,8 +248,8 @@ def check(settings: Settings) -> None:
             raise ValueError(
                 f"--split_data and --{name}={value} cannot be combined: {reason}; leave one of them out"
             )
-    if settings.robust and settings.robust not in REGULARISED:
-        raise ValueError(f"--robust={settings.robust} is not one of {', '.join(REGULARISED)}")
+    if settings.robust:
+        require_choice("robust", settings.robust, REGULARISED, prefix="--")
     if settings.robust and (not settings.robust_scale > 0 or settings.robust_updates < 1):
         raise ValueError(
             f"--robust_scale={settings.robust_scale} and --robust_updates={settings.robust_updates} must be positive"

@@ -38,7 +38,6 @@ From demonstrations, half of every batch, that successful episodes join; without
 from __future__ import annotations
 
 import dataclasses
-import math
 import sys
 from contextlib import ExitStack, closing
 from typing import Any
@@ -109,13 +108,7 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
     check(settings)
     checks.discount(settings, config)
     checks.terminations(settings, config)
-    start = init_from.head_start(settings)  # written down, for runs that go on with this one
-    settings = dataclasses.replace(
-        settings,
-        head_start=math.nan if start is None else start,
-        head_kappa=init_from.head_kappa(settings),
-        head_sigma=init_from.head_sigma(settings),
-    )
+    settings = init_from.with_head(settings)  # written down, for runs that go on with this one
     before = init_from.updates(settings) if settings.init_from else 0
     checks.schedules(config, before + int(settings.steps * settings.utd))
     with ExitStack() as stack:
@@ -266,15 +259,7 @@ def parts(settings: Settings, config: Any, spec: Spec) -> tuple[Learner, online.
     if not settings.init_from:
         interaction.check_head(settings, config, spec)
     low, high = init_from.support(settings) or (0.0, 1.0)
-    head = heads.make(
-        settings.head,
-        low,
-        high,
-        size=settings.head_size,
-        start=init_from.head_start(settings),
-        kappa=init_from.head_kappa(settings),
-        sigma_ratio=init_from.head_sigma(settings),
-    )
+    head = heads.make(*common.head_settings(settings, low, high))
     learner = common.learner(settings.agent, config, spec, head, settings.chunk, settings.replan_every)
     gamma, within = common.discounts(config)
     several = (settings.n_step, gamma, settings.envs, settings.td_lambda)

@@ -17,11 +17,12 @@ from typing import Any
 
 from absl import app
 
-from experiments import checks, flags, offline
+from experiments import flags, offline
 from rl import log, plot
 from rl.agents import bc, iql
 from rl.agents.optimisers import Adam
 from rl.data import recipes
+from rl.settings import require_at_least_one
 
 DATASET = "pointmaze-medium-navigate-v0"
 TASK = "pointmaze-medium-navigate-singletask-v0"
@@ -52,7 +53,9 @@ class Settings:
 
 def run(settings: Settings) -> dict[str, Any]:
     """Makes the data, trains both agents, and returns what result.json holds."""
-    checks.at_least_one(settings, "transitions", "seeds", "updates", "eval_every", "eval_episodes")
+    require_at_least_one(
+        settings, "transitions", "seeds", "updates", "eval_every", "eval_episodes", prefix="--"
+    )
     workdir = Path(settings.workdir)
     recipes.collect(DATASET, out=workdir / "data", transitions=settings.transitions, seed=settings.seed)
     # IQL's own schedule, over this run: what is evaluated last is then no matter of which update came last.

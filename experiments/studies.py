@@ -486,9 +486,9 @@ def band(scores: Any, *, rate: bool = False) -> tuple[float, float, float]:
     return float(summary["mean"]), float(low), float(high)
 
 
-def bands(scores: Iterable[Any], *, rate: bool = False) -> np.ndarray:
+def bands(scores: Iterable[Any]) -> np.ndarray:
     """Means, lower and upper bounds [3, n] of ``n`` results, to be drawn as a line."""
-    return np.transpose([band(one, rate=rate) for one in scores])
+    return np.transpose([band(one) for one in scores])
 
 
 def between(scores: Any, style: str = ".2f", *, rate: bool = False) -> str:

@@ -52,6 +52,7 @@ from rl.data.files import expanded
 from rl.data.steps import same_task
 from rl.replay import chunks, transform
 from rl.replay.goals import GoalBatch
+from rl.settings import require_at_least_one
 from rl.types import Actor, Array, Learner, Spec, State, Transition
 from rl.values import heads
 from rl.values.heads import ValueHead
@@ -255,15 +256,12 @@ def _maker(card: Mapping[str, Any], spec: Spec) -> Callable[[Any], Learner]:
     """A learner of the run from its hyper-parameters."""
     settings = card["settings"]
     low, high = card.get("support") or (settings.get("head_low"), settings.get("head_high"))
-    head = heads.make(
-        settings["head"],
-        low,
-        high,
-        size=settings["head_size"],
-        start=_start(settings),
-        kappa=settings.get("head_kappa", 1.0),
-        sigma_ratio=settings.get("head_sigma", heads.SIGMA_RATIO),
-    )
+    fields = {
+        field.name: settings[field.name]
+        for field in dataclasses.fields(common.Head)
+        if field.name in settings
+    }
+    head = heads.make(*common.head_settings(common.Head(**fields), low, high))
     return functools.partial(_learner, card, spec, head)
 
 
@@ -295,12 +293,6 @@ def _example(card: Mapping[str, Any], config: Any, spec: Spec, types: Any) -> Tr
         return steps
     goal = steps.observation[nest.GOAL]
     return GoalBatch(steps, goal, *(goal, goal) if config.goals.subgoal_steps else ())
-
-
-def _start(settings: Mapping[str, Any]) -> float | None:
-    """The value that the head's networks add to (`rl.values.heads.make`)."""
-    start = settings.get("head_start")
-    return None if start is None or np.isnan(start) or not heads.has_support(settings["head"]) else start
 
 
 def player(policies: Policies, member: int = 0, seed: int = 0) -> Callable[..., np.ndarray]:
@@ -462,7 +454,7 @@ def main(_: list[str]) -> None:
         log.write_json(expanded(settings.run) / offline.ESTIMATES, values | log.provenance())
         return
     notes.note_unused(settings, "policy_estimates", "dataset", "data_folder")
-    checks.at_least_one(settings, "episodes")
+    require_at_least_one(settings, "episodes", prefix="--")
     policies = load(settings.run, settings.environment)
     show(policies, scores(policies, settings), settings)
 

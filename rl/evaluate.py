@@ -26,7 +26,7 @@ from rl.types import Actor, Array, Key
 # which of them take a step now [S * n] bool): called before every step, and once more when all episodes are over
 Watch = Callable[[Any, Any, np.ndarray], None]
 
-_LONG = 100_000  # steps of an episode that may never end: the longest of the usual tasks have 27,000
+LONG_EPISODE = 100_000  # steps of an episode that may never end: the longest of the usual tasks have 27,000
 _COPIES = 16  # environments held at once by default: a manipulation task takes 150 MB and 0.8 s to build
 
 
@@ -87,10 +87,10 @@ class Evaluator:
                 now = np.flatnonzero(active), episode[active]
                 returns[now] += step.reward[active]
                 length[now] += 1
-                if (length[now] == _LONG).any():
+                if (length[now] == LONG_EPISODE).any():
                     warnings.warn(
-                        f"an episode of {self._name} has lasted {_LONG:,} steps. Episodes are played to their end: if "
-                        "the environment has no time limit, register it with max_episode_steps",
+                        f"an episode of {self._name} has lasted {LONG_EPISODE:,} steps. Episodes are played to their "
+                        "end: if the environment has no time limit, register it with max_episode_steps",
                         stacklevel=2,
                     )
                 self._check(observation, episode, length, step.reward)

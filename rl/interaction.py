@@ -191,10 +191,7 @@ class Trainer:
 
     def check(self) -> train.Report:
         """The metrics since the last `read`. Raises `train.Diverged` if one was not finite, or an action is not."""
-        report = jax.device_get(online.reading(self.carry.tally))
-        train.check_finite(report)
-        online.check_actions(self.action, self.step)
-        return report
+        return online.checked(self.carry.tally, self.action, self.step)
 
     def read(self) -> dict[str, np.ndarray]:
         """What there is to say of the time since the last call: {"train/...": [S]}, and {"model/...": [S]}.

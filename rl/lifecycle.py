@@ -402,25 +402,12 @@ def labels(variants: Sequence[Mapping[str, float]]) -> list[str]:
     return [", ".join(f"{name}={value:g}" for name, value in variant.items()) for variant in variants]
 
 
-def summary(folder: Path, part: int = 0, parts: int = 1, task_episodes: int = 0) -> dict[str, Any]:
-    """Last, best and selected scores of every metric that a run logged, with 95 % intervals over seeds.
-
-    An evaluation before the first step, of what a run started from, is none of its scores. Intervals are Student's, and
-    `rl.statistics.rate_interval`'s of success rates, which stay within 0 and 1.
-
-    Args:
-      folder: of the run.
-      part, parts: which of how many equal shares of the logged seeds, such as those of a variant.
-      task_episodes: as of `Run`.
+def scored_rows(folder: Path) -> list[dict[str, Any]]:
+    """What a run logged after step 0: an evaluation before, of what it started from, is none of its scores.
 
     Raises:
       ValueError: a score is NaN; the message names its line.
     """
-    return _summary(_trained(folder), part, parts, task_episodes)
-
-
-def _trained(folder: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl after step 0. Raises ValueError, naming the line, if one has a score of NaN."""
     rows = [row for row in log.read(folder) if row["step"] > 0]
     for row in rows:
         for name in [name for name in SCORES if np.isnan(row.get(f"eval/{name}", 0.0)).any()]:
@@ -431,16 +418,25 @@ def _trained(folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _summary(
-    trained: Sequence[Mapping[str, Any]], part: int, parts: int, task_episodes: int
+def summary(
+    rows: Sequence[Mapping[str, Any]], part: int = 0, parts: int = 1, task_episodes: int = 0
 ) -> dict[str, Any]:
+    """Last, best and selected scores of every metric that a run logged, with 95 % intervals over seeds.
+
+    Intervals are Student's, and `rl.statistics.rate_interval`'s of success rates, which stay within 0 and 1.
+
+    Args:
+      rows: of the run's log, as `scored_rows` reads them.
+      part, parts: which of how many equal shares of the logged seeds, such as those of a variant.
+      task_episodes: as of `Run`.
+    """
     scores: dict[str, Any] = {}
     for name in SCORES:
-        history = np.asarray([row[f"eval/{name}"] for row in trained if f"eval/{name}" in row], float)
+        history = np.asarray([row[f"eval/{name}"] for row in rows if f"eval/{name}" in row], float)
         if not history.size:
             continue
         history = np.split(history, parts, 1)[part]
-        estimates = np.asarray([row["eval/fitted_q"] for row in trained if "eval/fitted_q" in row])
+        estimates = np.asarray([row["eval/fitted_q"] for row in rows if "eval/fitted_q" in row])
         estimates[~np.isfinite(estimates)] = -np.inf  # a fit that diverged recommends nothing
         estimates = np.split(estimates, parts, 1)[part] if estimates.size else estimates
         interval = statistics.rate_interval if name in RATES else statistics.interval
@@ -458,9 +454,9 @@ def _summary(
     return scores
 
 
-def _estimates(trained: Sequence[Mapping[str, Any]], part: int, parts: int) -> dict[str, Any]:
+def _estimates(rows: Sequence[Mapping[str, Any]], part: int, parts: int) -> dict[str, Any]:
     """The last values that `rl.fitted_q` estimated, as an entry of result.json; none where it was not asked for."""
-    history = [row["eval/fitted_q"] for row in trained if "eval/fitted_q" in row]
+    history = [row["eval/fitted_q"] for row in rows if "eval/fitted_q" in row]
     if not history:
         return {}
     values = np.split(np.asarray(history[-1], float), parts)[part]
@@ -471,24 +467,15 @@ def _scores(
     run: Run, each: Callable[[int, int], Mapping[str, Any]] = lambda part, parts: {}
 ) -> dict[str, Any]:
     """The entries of result.json on scores; see `Session.finish`."""
-    parts, trained = len(run.variants), _trained(run.folder)
+    rows, parts = scored_rows(run.folder), max(len(run.variants), 1)
+
+    def entries(part: int) -> dict[str, Any]:
+        scores = {"scores": summary(rows, part, parts, run.task_episodes)}
+        return {**scores, **_estimates(rows, part, parts), **each(part, parts)}
+
     if not run.variants:
-        return {
-            "scores": _summary(trained, 0, 1, run.task_episodes),
-            **_estimates(trained, 0, 1),
-            **each(0, 1),
-        }
-    return {
-        "variants": [
-            {
-                "parameters": variant,
-                "scores": _summary(trained, i, parts, run.task_episodes),
-                **_estimates(trained, i, parts),
-                **each(i, parts),
-            }
-            for i, variant in enumerate(run.variants)
-        ]
-    }
+        return entries(0)
+    return {"variants": [{"parameters": variant, **entries(i)} for i, variant in enumerate(run.variants)]}
 
 
 def draw(run: Run) -> None:

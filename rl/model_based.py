@@ -46,10 +46,11 @@ from rl.dynamics.termination import Rule
 from rl.replay import dataset as replay
 from rl.replay import ring, source
 from rl.replay.dataset import Dataset
-from rl.settings import require_at_least_one
+from rl.settings import require_at_least_one, require_choice
 from rl.types import Array, Key, Learner, Metrics, Spec, State, Transition
 
 PENALTIES = (*UNCERTAINTY, "bellman")
+_DIAGNOSED = 2048  # rows of an epoch's rollouts that a diagnosis looks at
 
 
 @dataclasses.dataclass(frozen=True)
@@ -261,9 +262,8 @@ def diagnosis(
     dynamics: Dynamics,
     edge: Edge = out_of_distribution,
     truth: Dynamics | None = None,
-    rows: int = 2048,
 ) -> Diagnose:
-    """Metrics of the edge-of-reach problem, on about ``rows`` rows of an epoch's rollouts.
+    """Metrics of the edge-of-reach problem, on about 2,048 rows of an epoch's rollouts, and at least one rollout.
 
     ``edge_share``: share of next states that are edge-of-reach. ``edge_q`` and ``elsewhere_q``: the value with which
     targets continue there, and at all others. ``spread``: deviation of Q(s, a) over critics, RAVL's effective
@@ -276,14 +276,13 @@ def diagnosis(
       dynamics: where rollouts happen.
       edge: decides which next states are edge-of-reach.
       truth: the world as it is.
-      rows: at least one rollout's.
     """
     assert learner.value is not None
     value = learner.value
 
     def diagnose(state: State, world: Any, rolled: Rollouts, key: Key) -> Metrics:
         length, count = rolled.valid.shape
-        chosen = min(max(1, rows // length), count)
+        chosen = min(max(1, _DIAGNOSED // length), count)
         final = jnp.zeros(rolled.valid.shape, bool).at[-1].set(rolled.transitions.discount[-1] > 0)
         part = jax.tree.map(lambda x: x[:, :chosen].reshape(-1, *x.shape[2:]), (rolled, final))
         (steps, valid), final = part
@@ -388,8 +387,8 @@ def _check(config: Config) -> None:
     require_at_least_one(config, "rollouts", "length", "retain", "updates", "batch_size")
     if not 0 <= config.real <= 1:
         raise ValueError(f"real={config.real} must be a share between 0 and 1")
-    if config.uncertainty and config.uncertainty not in PENALTIES:
-        raise ValueError(f"unknown uncertainty {config.uncertainty!r}: known are {', '.join(PENALTIES)}")
+    if config.uncertainty:
+        require_choice("uncertainty", config.uncertainty, PENALTIES)
     if config.real == 1 and config.uncertainty:
         raise ValueError(
             f"real=1 leaves no model rows that uncertainty={config.uncertainty!r} could penalise: give a share below "

@@ -17,13 +17,13 @@ import numpy as np
 
 from rl import acting, keys, online, train
 from rl.envs.world import Outcome, World
+from rl.evaluate import LONG_EPISODE
 from rl.interaction import Progress
 from rl.replay import transform
 from rl.replay.transform import Transform
 from rl.types import Actor, Array, Key, Learner, State
 
 _CALL = 1_000  # steps of every environment, or updates, in one call, after which it can be stopped
-_LONG = 100_000  # steps of an episode that may never end, of evaluations
 
 
 class Episodes(NamedTuple):
@@ -76,10 +76,10 @@ class Trainer:
         self._environments, self._logged = replay.environments, jax.device_put(logged)
         self._boundaries = learning_starts, random
         self._most = max(1, _CALL * rhythm[1] // max(rhythm))  # steps of each environment in one call
-        parts = functools.partial(_step, world, learner, replay, run_keys, rhythm, seen)
-        init = functools.partial(_begin, world, learner, replay, run_keys, seen, random > 0)
+        begin, steps = _program(world, learner, replay, run_keys, rhythm, seen)
+        init = functools.partial(begin, random=random > 0)
         self._init = jax.jit(init)
-        self._run = jax.jit(functools.partial(_steps, parts), static_argnums=(3, 4), donate_argnums=0)
+        self._run = jax.jit(steps, static_argnums=(3, 4), donate_argnums=0)
         self._carry: Carry = jax.eval_shape(init, None)  # until `start` or `resume`
 
     @property
@@ -130,10 +130,7 @@ class Trainer:
 
     def check(self) -> train.Report:
         """The metrics since the last `read`. Raises `train.Diverged` if one was not finite, or an action is not."""
-        report = jax.device_get(online.reading(self.carry.tally))
-        train.check_finite(report)
-        online.check_actions(np.asarray(self.carry.action), self.step)
-        return report
+        return online.checked(self.carry.tally, jax.device_get(self.carry.action), self.step)
 
     def read(self) -> dict[str, np.ndarray]:
         """What there is to say of the time since the last call: {"train/...": [S]}. Raises `train.Diverged`."""
@@ -165,89 +162,75 @@ class Trainer:
         self.step, self.evaluated = step, notes["evaluated"]
 
 
-def _begin(
-    world: World,
-    learner: Learner,
-    replay: online.Replay,
-    run_keys: Key,
-    seen: Transform,
-    random: bool,
-    given: State | None,
-) -> Carry:
-    """A run before its first step, with learners as ``given``; ``random`` says how its first actions are drawn."""
-    seeds, environments = run_keys.shape[0], replay.environments
-    observation, state = jax.vmap(lambda key: world.reset(_each(key, 0, environments)))(
-        keys.of(run_keys, "world")
-    )
-    observation = transform.observations(seen, observation)
-    types = jax.tree.map(lambda x: x.dtype, observation)
-    explorer = acting.resetting(acting.explorer(learner))
-    learning = online.fresh(learner, world.spec, replay, explorer, run_keys, environments, types)
-    learning = learning._replace(seen=observation, state=learning.state if given is None else given)
-    learning, _ = online.choose(world.spec, explorer, keys.of(run_keys, "act"), learning, random)
-    nothing = jnp.zeros((2, seeds, environments))
-    return Carry(learning, state, Episodes(nothing, nothing[..., 0], jnp.zeros(seeds), jnp.bool_(True)))
-
-
-def _each(key: Key, time: Array | int, environments: int) -> Key:
-    """The keys [N] of all environments for one step."""
-    return jax.random.split(jax.random.fold_in(key, time), environments)
-
-
-def _steps(
-    step: Callable[..., Carry], carry: Carry, logged: Any, count: Array | int, learning: bool, random: bool
-) -> Carry:
-    """``count`` steps of every environment; however many, it is one program."""
-    return jax.lax.fori_loop(0, count, lambda _, carry: step(carry, logged, learning, random), carry)
-
-
-def _step(
+def _program(
     world: World,
     learner: Learner,
     replay: online.Replay,
     run_keys: Key,
     rhythm: tuple[int, int],
-    seen: Transform,
-    carry: Carry,
-    logged: Any,
-    learning: bool,
-    random: bool,
-) -> Carry:
-    """One step of every environment, with the updates that are due after it, and the next actions.
+    preprocessing: Transform,
+) -> tuple[Callable[..., Carry], Callable[..., Carry]]:
+    """What a `Trainer` compiles: how a run begins, and its steps; see there for the arguments."""
+    environments, (updates, period) = replay.environments, rhythm
+    explorer = acting.resetting(acting.explorer(learner))
+    act = functools.partial(online.choose, world.spec, explorer, keys.of(run_keys, "act"))
+    see = functools.partial(transform.observations, preprocessing)
+    world_keys = keys.of(run_keys, "world")
 
-    Args:
-      world, learner, replay, run_keys, rhythm, seen: as of `Trainer`.
-      carry: before.
-      logged: data beside the memory.
-      learning: whether there are updates yet.
-      random: whether the next actions are drawn uniformly.
-    """
-    before, environments = carry.learning, replay.environments
-    updates, period = rhythm
-    move = lambda key, state, action: world.step(_each(key, before.time, environments), state, action)
-    made = jax.vmap(move)(keys.of(run_keys, "world"), carry.world, before.action)
-    see = functools.partial(transform.observations, seen)
-    both = jax.tree.map(lambda *x: jnp.stack(x), see(made.next_observation), see(made.observation))
-    reward = transform.scaled(seen, made.reward)
-    outcome = online.Step(both, jnp.stack([reward, 1.0 - made.terminated, 1.0 * made.first]))
-    memory, now, first = online.remember(
-        replay, before.memory, before.seen, before.action, before.first, outcome
-    )
-    rows, priorities = replay.split(memory)
-    after = before._replace(memory=None, seen=now, first=first)
+    def begin(given: State | None, random: bool) -> Carry:
+        """A run before its first step, with learners as ``given``; ``random`` says how its first actions are drawn."""
+        observation, state = jax.vmap(lambda key: world.reset(_each(key, 0, environments)))(world_keys)
+        observation = see(observation)
+        types = jax.tree.map(lambda x: x.dtype, observation)
+        learning = online.fresh(learner, world.spec, replay, explorer, run_keys, environments, types)
+        learning = learning._replace(seen=observation, state=learning.state if given is None else given)
+        learning, _ = act(learning, random)
+        seeds = run_keys.shape[0]
+        nothing = jnp.zeros((2, seeds, environments))
+        return Carry(learning, state, Episodes(nothing, nothing[..., 0], jnp.zeros(seeds), jnp.bool_(True)))
 
-    def learn() -> tuple[online.Carry, Any]:
-        return online.improve(replay, run_keys, after, priorities, rows, logged, updates)
+    def stepped(made: Outcome) -> online.Step:
+        """What came of a step, as learners see it."""
+        both = jax.tree.map(lambda *x: jnp.stack(x), see(made.next_observation), see(made.observation))
+        reward = transform.scaled(preprocessing, made.reward)
+        return online.Step(both, jnp.stack([reward, 1.0 - made.terminated, 1.0 * made.first]))
 
-    if learning:
+    def learned(after: online.Carry, memory: Any, logged: Any, time: Array) -> online.Carry:
+        """With the updates that are due after the step of number ``time``."""
+        rows, priorities = replay.split(memory)
+
+        def learn() -> tuple[online.Carry, Any]:
+            return online.improve(replay, run_keys, after, priorities, rows, logged, updates)
+
         # A condition even where it always holds, of which the compiler must not know: it would read what updates draw
         # together with what is being written, from a copy of the whole memory.
-        due = (before.time % period == 0) & (before.time > 0)
-        after, priorities = jax.lax.cond(due, learn, lambda: (after, priorities))
-    after = after._replace(memory=replay.join(rows, priorities))
-    explorer = acting.resetting(acting.explorer(learner))
-    after, _ = online.choose(world.spec, explorer, keys.of(run_keys, "act"), after, random)
-    return Carry(after, made.state, _counted(carry.episodes, made))
+        due = (time % period == 0) & (time > 0)
+        improved, priorities = jax.lax.cond(due, learn, lambda: (after, priorities))
+        return improved._replace(memory=replay.join(rows, priorities))
+
+    def step(carry: Carry, logged: Any, learning: bool, random: bool) -> Carry:
+        """One step of every environment, with the updates that are due after it, and the next actions."""
+        before = carry.learning
+        move = lambda key, state, action: world.step(_each(key, before.time, environments), state, action)
+        made = jax.vmap(move)(world_keys, carry.world, before.action)
+        memory, now, first = online.remember(
+            replay, before.memory, before.seen, before.action, before.first, stepped(made)
+        )
+        after = before._replace(memory=None, seen=now, first=first)
+        after = learned(after, memory, logged, before.time) if learning else after._replace(memory=memory)
+        after, _ = act(after, random)
+        return Carry(after, made.state, _counted(carry.episodes, made))
+
+    def steps(carry: Carry, logged: Any, count: Array | int, learning: bool, random: bool) -> Carry:
+        """``count`` steps of every environment; however many, it is one program."""
+        return jax.lax.fori_loop(0, count, lambda _, carry: step(carry, logged, learning, random), carry)
+
+    return begin, steps
+
+
+def _each(key: Key, time: Array | int, environments: int) -> Key:
+    """The keys [N] of all environments for one step."""
+    return jax.random.split(jax.random.fold_in(key, time), environments)
 
 
 def _counted(episodes: Episodes, made: Outcome) -> Episodes:
@@ -287,12 +270,12 @@ def evaluator(
         start = seen, world_state, actor.start(states, seen), jnp.zeros((3, seeds, episodes)), jnp.int32(1)
 
         def more(now: Any) -> Array:
-            return (now[-1] <= _LONG) & (now[3][2] == 0).any()
+            return (now[-1] <= LONG_EPISODE) & (now[3][2] == 0).any()
 
         def step(now: Any) -> Any:
             seen, world_state, memory, (total, length, over), time = now
             # Of its own number, so that no environment draws what the policy does.
-            chance = jax.vmap(lambda key: jax.random.fold_in(key, 2 * _LONG + time))(each)
+            chance = jax.vmap(lambda key: jax.random.fold_in(key, 2 * LONG_EPISODE + time))(each)
             first = jnp.full(over.shape, time == 1)
             action, memory = actor.act(states, memory, seen, first, chance)
             made = jax.vmap(world.step)(copies(time), world_state, action)

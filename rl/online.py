@@ -564,13 +564,26 @@ def known(report: train.Report) -> dict[str, np.ndarray]:
     return {name: value for name, value in metrics.items() if np.isfinite(value).all()}
 
 
-def check_actions(action: np.ndarray, step: int) -> None:
-    """Raises `train.Diverged` for actions that are not finite: those of a gradient that was not, before its metrics."""
+def checked(sums: MetricSums, action: Any, step: int) -> train.Report:
+    """`reading`, on the host.
+
+    Args:
+      sums: of the metrics.
+      action: [S, N, ...], the next ones.
+      step: their number, for the message.
+
+    Raises:
+      train.Diverged: a metric or an action is not finite. Actions tell it before the metrics do, of a gradient that was
+        not.
+    """
+    report = jax.device_get(reading(sums))
+    train.check_finite(report)
     if not np.isfinite(action).all():
         raise train.Diverged(
             f"the policy's actions are not finite after {step} steps: lower the learning rate, check the "
             "reward scale, or use a head with a bounded support (--head=hl_gauss)"
         )
+    return report
 
 
 def _count(sums: MetricSums, report: train.Report) -> MetricSums:

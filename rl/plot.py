@@ -326,8 +326,8 @@ def strips(
     _save(figure, path)
 
 
-def animation(path: str | os.PathLike[str], frames: Sequence[np.ndarray], seconds: float = 0.1) -> None:
-    """Writes pictures [H, W, 3] uint8 as a GIF that repeats, each shown for this many ``seconds``.
+def animation(path: str | os.PathLike[str], frames: Sequence[np.ndarray]) -> None:
+    """Writes pictures [H, W, 3] uint8 as a GIF that repeats, each shown for a tenth of a second.
 
     Raises:
         ValueError: no frames.
@@ -338,9 +338,7 @@ def animation(path: str | os.PathLike[str], frames: Sequence[np.ndarray], second
         raise ValueError(f"nothing to show in {path}: no frames")
     first, *others = (Image.fromarray(frame) for frame in frames)
     with replacing(path) as partial:
-        first.save(
-            partial, format="GIF", save_all=True, append_images=others, duration=int(1e3 * seconds), loop=0
-        )
+        first.save(partial, format="GIF", save_all=True, append_images=others, duration=100, loop=0)
 
 
 def lines(

@@ -7,19 +7,24 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 
-def require_choices(settings: Any, choices: Mapping[str, Collection[str]], prefix: str = "") -> None:
-    """Raises ValueError if an attribute of ``settings`` is none of its ``choices``, and says which is near.
+def require_choice(name: str, value: str, known: Collection[str], prefix: str = "") -> None:
+    """Raises ValueError, saying which is near, if ``value`` is none of the ``known`` ones.
 
     Args:
-      settings: has the attributes.
-      choices: {attribute: what it may be}.
-      prefix: before the attribute in the message, as in its flag.
+      name: of what is chosen, for the message.
+      value: what was chosen.
+      known: what it may be.
+      prefix: before the name in the message, as in its flag.
     """
+    if value not in known:
+        hint = did_you_mean(str(value), known)
+        raise ValueError(f"{prefix}{name}={value!r}: {hint}choose one of {', '.join(known)}")
+
+
+def require_choices(settings: Any, choices: Mapping[str, Collection[str]], prefix: str = "") -> None:
+    """`require_choice` of each attribute of ``settings`` among ``choices``, {attribute: what it may be}."""
     for name, known in choices.items():
-        value = getattr(settings, name)
-        if value not in known:
-            hint = did_you_mean(str(value), known)
-            raise ValueError(f"{prefix}{name}={value!r}: {hint}choose one of {', '.join(known)}")
+        require_choice(name, getattr(settings, name), known, prefix)
 
 
 def require_at_least_one(settings: Any, *names: str, prefix: str = "") -> None:

@@ -338,7 +338,7 @@ def epochs(
     epoch: Callable[[Carried, Any, Key], tuple[Carried, Report]],
     state: Carried,
     dataset: Any,
-    keys: Key,
+    run_keys: Key,
     count: int,
     measure: Callable[[Carried], Mapping[str, Any]] = lambda state: {},
 ) -> Iterator[tuple[Carried, Report]]:
@@ -352,7 +352,7 @@ def epochs(
       epoch: as from `population`; compiled here, once, with its state donated.
       state: where to start; consumed.
       dataset: arrays, shared by all epochs; those of NumPy are copied to the device once, before the first.
-      keys: [S] keys of the run, not of the epoch.
+      run_keys: [S] keys of the run, not of the epoch.
       count: how many.
       measure: what is computed of each state, for its report; it must not keep it, as the next epoch consumes it.
 
@@ -364,13 +364,13 @@ def epochs(
     dataset = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else jax.device_put(x), dataset)
     for remaining in range(count, 0, -1):
         if remaining == count:
-            state, report = compiled(state, dataset, keys)
+            state, report = compiled(state, dataset, run_keys)
         finished = state
         finished_report = report._replace(measured=jax.device_get(measure(state)))
         if remaining > 1:
             # The epoch that is about to start consumes its input: the caller gets a copy.
             finished = jax.tree.map(jnp.copy, state)
-            state, report = compiled(state, dataset, keys)
+            state, report = compiled(state, dataset, run_keys)
             if jax.process_count() > 1 and jax.default_backend() == "cpu":
                 # CPUs start programs in any order: on one host what the caller gathers could wait for the other
                 # host, which is in the next epoch and waits for the first.

@@ -361,7 +361,7 @@ def test_updates_per_call_follow_the_machine(monkeypatch, tmp_path: Path) -> Non
         ({"seeds": (0,)}, "--seeds"),
         ({"updates": -1}, "--updates=-1"),
         ({"agents": "cqn", "grids": "3x5,7"}, "--grids has '7': give levels x bins"),
-        ({"agents": "qc", "chunk": 0}, "--chunk must be at least 1, not 0"),
+        ({"agents": "qc", "chunk": 0}, "--chunk=0 must be at least 1"),
         ({"agents": "cqn", "grids": "30x5"}, "levels=30 with bins=5"),
     ],
 )

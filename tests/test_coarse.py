@@ -155,7 +155,7 @@ def test_errors_name_the_setting_and_the_remedy() -> None:
         Grid(22, 2)
     with pytest.raises(ValueError, match=r"actions of type int32 .* floats in \[-1, 1\]"):
         coarse.encode(Grid(1, 3), jnp.zeros(2, jnp.int32))
-    with pytest.raises(ValueError, match="unknown order 'levels' of tokens: did you mean 'level'"):
+    with pytest.raises(ValueError, match="order='levels': did you mean 'level'"):
         coarse.tokens(Grid(1, 3), 2, "levels")
     with pytest.raises(ValueError, match="actions of 0 dimensions"):
         coarse.tokens(Grid(1, 3), 0)

@@ -361,7 +361,7 @@ def test_a_deep_agent_turns_from_a_gamble_when_shifts_are_cheap() -> None:
     ("agent", "divergence", "scale", "message"),
     [
         ("bc", "tv", 1.0, "this agent has no value to be robust about"),
-        ("iql", "wasserstein", 1.0, "unknown divergence 'wasserstein': known are tv, kl, chi2"),
+        ("iql", "wasserstein", 1.0, "divergence='wasserstein': choose one of tv, kl, chi2"),
         ("iql", "tv", 0.0, "the robust scale must be positive, not 0.0"),
         ("iql", "tv", float("nan"), "the robust scale must be positive, not nan"),
     ],
@@ -423,7 +423,7 @@ def test_a_resumed_robust_run_has_the_bits_of_one_that_was_not_stopped(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"robust": "l2"}, "--robust=l2 is not one of tv, kl, chi2"),
+        ({"robust": "l2"}, "--robust='l2': choose one of tv, kl, chi2"),
         ({"robust_scale": 0.0}, "--robust_scale=0.0 and --robust_updates=20 must be positive"),
         ({"robust_updates": 0}, "--robust_scale=0.5 and --robust_updates=0 must be positive"),
     ],

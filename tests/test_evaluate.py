@@ -81,7 +81,7 @@ def test_the_time_limit_ends_episodes() -> None:
 
 def test_an_episode_that_may_never_end_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a policy that stands still in an environment without a time limit looks like a program that hangs."""
-    monkeypatch.setattr(evaluate, "_LONG", 7)
+    monkeypatch.setattr(evaluate, "LONG_EPISODE", 7)
     with (
         evaluate.evaluator(act, COUNTDOWN, seeds=1, episodes=20, processes=0) as evaluator,
         pytest.warns(UserWarning, match=r"Countdown-v0 has lasted 7 steps.*max_episode_steps") as warned,

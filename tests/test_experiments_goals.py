@@ -226,7 +226,7 @@ def test_integer_actions_are_those_of_the_environment(tmp_path: Path) -> None:
     [
         ("iql", {}, {}, "--agent=iql learns from rewards .* python -m experiments.offline; .* crl, gcbc"),
         ("crl", {"head": "hl_gauss"}, {}, "--head=hl_gauss: crl regresses no value"),
-        ("gcivl", {"protocol": "mine"}, {}, "--protocol=mine is not one of ogbench, hecrl"),
+        ("gcivl", {"protocol": "mine"}, {}, "--protocol='mine': choose one of ogbench, hecrl"),
         (
             "gcivl",
             {"split_data": True},

@@ -726,7 +726,7 @@ def test_the_best_of_a_log_are_imitated(files: Path, tmp_path: Path) -> None:
         ({"agent": "ilql", "expectile": 1.5}, "expectile=1.5 must lie in [0, 1]"),
         ({"agent": "bcoder", "discount": 1.5}, "discount=1.5 must lie in [0, 1]"),
         ({"eval_every": 3}, "--updates=4 is not a multiple of --eval_every=3"),
-        ({"program_seconds": 0}, "--program_seconds must be at least 1"),
+        ({"program_seconds": 0}, "--program_seconds=0 must be at least 1"),
         ({"action_tokens": -1}, "--action_tokens=-1 must be at least 0, which is the environment's own"),
         (
             {"environment": "maze", "eval_episodes": 2, "action_tokens": 160},
@@ -739,7 +739,7 @@ def test_the_best_of_a_log_are_imitated(files: Path, tmp_path: Path) -> None:
         ({"control": "sft"}, "--control=sft is none that there is: give rft"),
         ({"control": "rft"}, "--control=rft is a ranking, and nothing is to be ranked: give --rank"),
         ({"control": "rft", "rank": __file__}, "--agent=lm_bc is what --control=rft trains"),
-        ({"answers": 0}, "--answers must be at least 1"),
+        ({"answers": 0}, "--answers=0 must be at least 1"),
         ({"answer_temperature": -1.0}, "--answer_temperature=-1.0 must be at least 0"),
         ({"answer_top_p": 0.0}, "--answer_top_p=0.0 must be above 0"),
         ({"stop": "12"}, "'12' cannot end actions: it is 2 tokens"),

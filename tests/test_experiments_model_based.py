@@ -211,7 +211,7 @@ def test_results_without_checkpoints_are_in_the_way_before_the_fit(
             {},
             r"--dataset=cube-double-play-v0\+entities: models .* leave \+entities out",
         ),
-        ({"epochs": 0}, {}, "--epochs must be at least 1"),
+        ({"epochs": 0}, {}, "--epochs=0 must be at least 1"),
         ({"eval_episodes": 1}, {}, "--eval_episodes=1: give at least 2"),
         ({"runaway": -1.0}, {}, "--runaway=-1.0 must not be negative"),
         ({"model_patience": 0}, {}, "patience=0 of the dynamics model must be at least 1"),

@@ -112,7 +112,10 @@ def test_an_estimate_that_diverged_selects_nothing(tmp_path: Path) -> None:
         for step, (first, second, scores) in enumerate(rows)
     ]
     (tmp_path / log.METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert lifecycle.summary(tmp_path)["return"]["selected"]["per_seed"].tolist() == [2.0, 3.0]
+    assert lifecycle.summary(lifecycle.scored_rows(tmp_path))["return"]["selected"]["per_seed"].tolist() == [
+        2.0,
+        3.0,
+    ]
 
 
 def test_a_score_of_nan_has_its_line_named(tmp_path: Path) -> None:
@@ -122,7 +125,7 @@ def test_a_score_of_nan_has_its_line_named(tmp_path: Path) -> None:
         for step, score in scores.items():
             record.write(step, {"eval/return": np.array([[1.0, score]])})
     with pytest.raises(ValueError, match=rf"{log.METRICS}: eval/return of step 10 is NaN.*remove this line"):
-        lifecycle.summary(tmp_path)
+        lifecycle.summary(lifecycle.scored_rows(tmp_path))
 
 
 def test_intervals_of_success_rates_stay_within_0_and_1(tmp_path: Path) -> None:
@@ -133,7 +136,7 @@ def test_intervals_of_success_rates_stay_within_0_and_1(tmp_path: Path) -> None:
         for step, each in ((0, perfect), (5, scores))
     ]
     (tmp_path / log.METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    summary = lifecycle.summary(tmp_path)
+    summary = lifecycle.summary(lifecycle.scored_rows(tmp_path))
     assert summary["return"]["best"]["per_seed"].tolist() == [1.0, 0.75, 1.0]
     assert summary["return"]["last"]["ci95"][1] > 1  # Student's
     low, high = summary["success"]["last"]["ci95"]
@@ -145,7 +148,7 @@ def test_tasks_that_take_turns_count_alike(tmp_path: Path) -> None:
     success = np.tile([1.0, 1.0, 0.0, 0.0, 0.0], 3)
     with log.open_run(tmp_path, {}, tensorboard=False) as record:
         record.write(1, {"eval/success": np.stack([success, success])})
-    (scores,) = lifecycle.summary(tmp_path, task_episodes=3).values()
+    (scores,) = lifecycle.summary(lifecycle.scored_rows(tmp_path), task_episodes=3).values()
     assert scores["selected"]["per_seed"].tolist() == pytest.approx([0.4, 0.4])
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 from collections.abc import Iterator
 
@@ -216,28 +215,6 @@ def test_paths_and_collection() -> None:
     np.testing.assert_allclose(lattice[3, 2], 100 * 1.02**2 * 0.98)
 
 
-def test_market_closes() -> None:
-    env = american_put.make(horizon=4, factors=5)
-    windows = american_put.from_closes(env, [10.0, 11, 12, 9, 20, 20, 10, 5, 7])
-    np.testing.assert_allclose(windows.T, [[100, 110, 120, 90], [100, 100, 50, 25]])
-    assert american_put.trajectories(env, windows).features.shape == (4, 2, 5)
-
-
-def test_sp500() -> None:
-    if importlib.util.find_spec("arch") is None:
-        pytest.skip("arch is not installed")
-    closes = american_put.sp500_closes()
-    assert len(closes) > 5000 and closes.min() > 600
-    windows = american_put.from_closes(american_put.make(), closes)
-    assert windows.shape == (20, len(closes) // 20)
-
-
-def test_sp500_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ImportError, match="pip install arch"):
-        american_put.sp500_closes()
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -251,8 +228,6 @@ def test_sp500_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
             r"\[20, N\], not \(19, 3\)",
         ),
         (lambda: american_put.trajectories(american_put.make(), np.zeros((20, 3))), "positive"),
-        (lambda: american_put.from_closes(american_put.make(), [1.0] * 19), "at least 20 prices"),
-        (lambda: american_put.from_closes(american_put.make(), [0.0] * 20), "closes must be positive"),
         (
             lambda: american_put.evaluate(american_put.make(), START, np.zeros((19, 19))),
             r"hold must be .* \[20, 20\], not \(19, 19\)",

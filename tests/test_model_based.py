@@ -500,7 +500,7 @@ def test_rewards_that_are_not_finite_are_not_blamed_on_the_edge_of_reach() -> No
         ({"real": 1.5}, r"real=1.5 must be a share between 0 and 1"),
         (
             {"uncertainty": "epistemic", "penalty": 1.0},
-            "unknown uncertainty 'epistemic': known are aleatoric",
+            "uncertainty='epistemic': choose one of aleatoric",
         ),
         ({"uncertainty": "aleatoric"}, r"uncertainty='aleatoric' and penalty=0.0: give both"),
         ({"penalty": 2.0}, r"uncertainty='' and penalty=2.0: give both"),

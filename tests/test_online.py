@@ -932,28 +932,22 @@ def test_a_support_is_that_of_the_run_that_is_continued_however_many_there_were_
         init_from.support(silent)
     assert init_from.support(dataclasses.replace(silent, head_low=-1.0, head_high=1.0)) == (-1, 1)
     # What the networks' outputs are added to is that run's as well.
-    assert init_from.head_start(chosen) is None and init_from.head_kappa(chosen) == 1.0
+    has = lambda **fields: init_from.with_head(dataclasses.replace(chosen, **fields))
+    assert math.isnan(has().head_start) and (has().head_kappa, has().head_sigma) == (1.0, 0.75)
     begun = card("begun", settings={"head": "hl_gauss", "head_start": -2.0})
-    assert init_from.head_start(dataclasses.replace(chosen, init_from=begun)) == -2.0
-    assert init_from.head_start(dataclasses.replace(chosen, init_from=begun, head="scalar")) is None
+    assert has(init_from=begun).head_start == -2.0
+    assert math.isnan(has(init_from=begun, head="scalar").head_start)
     for folder, there in ((begun, "--head_start=-2"), (source, "no --head_start")):
-        wrong = dataclasses.replace(chosen, init_from=folder, head_start=1.0)
         with pytest.raises(ValueError, match=rf"trained with {there}, .*: leave out --head_start=1"):
-            init_from.head_start(wrong)
-    sharp = dataclasses.replace(
-        chosen, init_from=card("sharp", settings={"head": "hl_gauss", "head_kappa": 0.1})
-    )
-    assert (
-        init_from.head_kappa(sharp) == init_from.head_kappa(dataclasses.replace(sharp, head_kappa=0.1)) == 0.1
-    )
+            has(init_from=folder, head_start=1.0)
+    sharp = card("sharp", settings={"head": "hl_gauss", "head_kappa": 0.1})
+    assert has(init_from=sharp).head_kappa == has(init_from=sharp, head_kappa=0.1).head_kappa == 0.1
     with pytest.raises(ValueError, match=r"with --head_kappa=0.1, .*: leave out --head_kappa=2"):
-        init_from.head_kappa(dataclasses.replace(sharp, head_kappa=2.0))
-    wide = dataclasses.replace(
-        chosen, init_from=card("wide", settings={"head": "hl_gauss", "head_sigma": 2.0})
-    )
-    assert init_from.head_sigma(chosen) == 0.75 and init_from.head_sigma(wide) == 2.0
+        has(init_from=sharp, head_kappa=2.0)
+    wide = card("wide", settings={"head": "hl_gauss", "head_sigma": 2.0})
+    assert has(init_from=wide).head_sigma == 2.0
     with pytest.raises(ValueError, match=r"with --head_sigma=2, .*: leave out --head_sigma=1"):
-        init_from.head_sigma(dataclasses.replace(wide, head_sigma=1.0))
+        has(init_from=wide, head_sigma=1.0)
 
 
 def test_a_support_of_a_log_without_ends_is_told_where_episodes_may_end() -> None:
@@ -1056,7 +1050,7 @@ def test_critics_are_exported_with_a_policy_of_whose_draws_they_choose_one(tmp_p
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"envs": 0}, "--envs must be at least 1, not 0"),
+        ({"envs": 0}, "--envs=0 must be at least 1"),
         ({"seed": -1}, "--seed must be at least 0, not -1"),
         ({"priority": -0.5}, "--priority must be at least 0, not -0.5"),
         ({"priority_correction": math.nan}, "--priority_correction must be at least 0, not nan"),

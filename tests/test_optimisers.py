@@ -126,7 +126,7 @@ def test_schedules_count_the_agents_updates_where_a_network_moves_on_every_secon
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"schedule": "cos"}, "schedule='cos': choose one of constant, cosine"),
+        ({"schedule": "cos"}, r"schedule='cos': did you mean 'cosine'\? choose one of constant, cosine"),
         ({"warm_up": -1}, "warm_up=-1 must be at least 0"),
         ({"warm_up": 5, "decay_updates": 5}, "warm_up=5 .* less than decay_updates=5"),
         ({"clip": -1.0}, "clip=-1.0 must be at least 0"),

@@ -248,7 +248,7 @@ def test_published_settings_and_what_differs_from_them() -> None:
         ({"seeds": 1}, "--seeds=1: an interval"),
         ({"updates": 7}, "--updates=7 is not a multiple of --evaluations=6"),
         ({"steps": 7}, "--steps=7 is not a multiple of --evaluations=6"),
-        ({"evaluations": 0}, "--evaluations must be at least 1"),
+        ({"evaluations": 0}, "--evaluations=0 must be at least 1"),
         ({"eval_episodes": 1}, "--eval_episodes=1: give at least 2"),
         ({"batch_size": 9}, "--batch_size=9 must be even"),
     ],

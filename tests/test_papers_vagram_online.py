@@ -213,9 +213,9 @@ def test_runs_differ_in_what_is_compared_alone_and_a_command_repeats_each() -> N
         ({"hopper_seeds": 1}, "--hopper_seeds=1: an interval"),
         ({"pendulum_steps": 50}, "--pendulum_steps=50 is not a multiple of --retrainings=20"),
         ({"parts": "cartpole", "cartpole_steps": 40, "evaluations": 3}, "--cartpole_steps=40 .* --evaluations=3"),
-        ({"utd": 0}, "--utd must be at least 1"),
+        ({"utd": 0}, "--utd=0 must be at least 1"),
         ({"eval_episodes": 1}, "--eval_episodes=1: give at least 2"),
-        ({"model_members": 0}, "--model_members must be at least 1"),
+        ({"model_members": 0}, "--model_members=0 must be at least 1"),
     ],
 )  # fmt: skip
 def test_wrong_settings_are_refused_before_anything_is_made(

@@ -72,7 +72,11 @@ def leave(place: Path, scores: np.ndarray, finished: bool = True, **said: Any) -
     rows = [{"step": 10 * (t + 1), "eval/normalized_return": row.tolist()} for t, row in enumerate(scores)]
     (place / log.METRICS).write_text("".join(json.dumps(row) + "\n" for row in rows))
     if finished:
-        scored = {"updates": 20, "wall_seconds": 1.0, "scores": lifecycle.summary(place)}
+        scored = {
+            "updates": 20,
+            "wall_seconds": 1.0,
+            "scores": lifecycle.summary(lifecycle.scored_rows(place)),
+        }
         log.result(place, scored | said)
 
 
@@ -399,7 +403,10 @@ def test_seeds_of_several_runs_are_pooled_and_those_of_one_program_kept_apart(tm
     for i, place in enumerate(plan.programs):
         both = np.concatenate([SCORES[i, 0], SCORES[i, 1]], 1)  # of two expectiles
         leave(place, both)
-        halves = [{"parameters": {}, "scores": lifecycle.summary(place, half, 2)} for half in (0, 1)]
+        halves = [
+            {"parameters": {}, "scores": lifecycle.summary(lifecycle.scored_rows(place), half, 2)}
+            for half in (0, 1)
+        ]
         log.result(place, {"updates": 20, "wall_seconds": 1.0, "variants": halves})
     result = report.run([plan], str(tmp_path / "out"))
     assert result["variants"] == ["iql, expectile=0.5", "iql, expectile=0.9"]
@@ -450,7 +457,7 @@ def test_runs_of_a_program_that_diverged_are_missing_only_if_they_are(
     log.write_json(place / records.DIVERGED, {})
     for i, states in enumerate((["failed", "expectile=0.9"], ["done", ""])):  # the first run, then both
         leave(place / f"{i:03d}", SCORES[0, i])
-        alone = {"parameters": {}, "scores": lifecycle.summary(place / f"{i:03d}")}
+        alone = {"parameters": {}, "scores": lifecycle.summary(lifecycle.scored_rows(place / f"{i:03d}"))}
         log.result(place / f"{i:03d}", {"updates": 20, "wall_seconds": 1.0, "variants": [alone]})
         result = report.run([plan], str(tmp_path / "out"))
         assert result["programs"][0]["state"] == states[0] and len(result["cells"]) == i + 1
@@ -632,7 +639,10 @@ def test_a_sweep_says_what_one_gets_who_can_try_k_settings(
     scores = np.random.default_rng(1).normal(size=(2, 4, 3, EPISODES)) + np.arange(4)[:, None, None] / 9
     for folder in (place, other):
         leave(folder, scores.reshape(2, 12, EPISODES), finished=False)
-        variants = [{"parameters": {"t": i}, "scores": lifecycle.summary(folder, i, 4)} for i in range(4)]
+        variants = [
+            {"parameters": {"t": i}, "scores": lifecycle.summary(lifecycle.scored_rows(folder), i, 4)}
+            for i in range(4)
+        ]
         log.result(folder, {"updates": 20, "wall_seconds": 1.0, "variants": variants})
     (other / log.METRICS).unlink()
     part = next(report_runs.read(plan))

@@ -68,26 +68,6 @@ def test_none_of_one_source_is_all_of_the_other() -> None:
 
 
 @pytest.mark.slow
-def test_shares_of_rows_follow_their_schedule() -> None:
-    """From all logged to none over 10 updates; three sources, of which the last gets a fixed quarter."""
-
-    def schedule(step: Any) -> Any:
-        logged = jnp.clip(1 - step / 10, 0, 1) * 0.75
-        return jnp.stack([logged, 0.75 - logged, 0.25])
-
-    parts = [replay.sampler(BATCH), ring.row_sampler(BATCH), replay.sampler(BATCH)]
-    mixed = source.mixed_rows(*parts, shares=schedule)
-    batch = drawn(mixed, (LOG, filled(), numbered(200, 50)), jnp.arange(12))
-    for step, origin in enumerate(np.asarray(batch.origin)[:, 0]):
-        first = np.round(BATCH * 0.75 * max(0.0, 1 - step / 10))
-        assert [(origin == which).sum() for which in range(3)] == [first, 6 - first, 2]
-        assert (np.diff(origin) >= 0).all()
-    np.testing.assert_array_equal(batch.reward // 100, batch.origin)
-    fixed = source.mixed_rows(*parts[:2], shares=[0.3, 0.7])((LOG, filled()), KEY, 0)  # 2.4 rows are 2
-    assert fixed.origin.tolist() == [0] * 2 + [1] * 6
-
-
-@pytest.mark.slow
 def test_whole_batches_come_with_the_probability_that_the_schedule_gives() -> None:
     """5 % of logged batches until update 4, and 60 % from there; never any of share 0."""
     shares = lambda step: jnp.where(step < 4, jnp.array([0.05, 0.95, 0.0]), jnp.array([0.6, 0.0, 0.4]))
@@ -107,7 +87,8 @@ def test_whole_batches_come_with_the_probability_that_the_schedule_gives() -> No
 
 def test_only_one_source_is_read_for_a_whole_batch() -> None:
     """One seed's program has a branch, and not the work of both."""
-    whole = source.whole_batches(replay.sampler(BATCH), ring.row_sampler(BATCH), shares=[0.5, 0.5])
+    half = lambda step: jnp.array([0.5, 0.5])
+    whole = source.whole_batches(replay.sampler(BATCH), ring.row_sampler(BATCH), shares=half)
     program = jax.make_jaxpr(lambda key: whole((LOG, filled()), key, 0))(KEY)
     assert "cond" in {equation.primitive.name for equation in program.eqns}
     assert "gather" not in {equation.primitive.name for equation in program.eqns}
@@ -131,22 +112,18 @@ def test_demonstrations_are_the_rows_of_the_log() -> None:
     assert source.is_logged(both).tolist() == [True] * 3 + [False] * 5
 
 
-def test_the_loop_tells_the_source_its_update_and_compiles_once_while_shares_change() -> None:
-    """An epoch of 5 and one that goes on from there; the learner says the share of logged rows."""
-    mixed = source.mixed_rows(
-        replay.sampler(10), ring.row_sampler(10), shares=lambda step: jnp.stack([1 - step / 10, step / 10])
-    )
+def test_the_loop_tells_the_source_its_update_and_compiles_once() -> None:
+    """An epoch of 5 and one that goes on from there; each batch is its update's number."""
 
     @chex.assert_max_traces(n=2)  # once for the names of the metrics
-    def update(state: State, batch: Transition, key: Any) -> tuple[State, Any]:
-        logged = (batch.origin == 0).mean()
-        return state._replace(step=state.step + 1), {"logged": logged, "last": 1.0 * state.step}
+    def update(state: State, batch: Any, key: Any) -> tuple[State, Any]:
+        return state._replace(step=state.step + 1), {"batch": 1.0 * batch, "last": 1.0 * state.step}
 
-    epoch = jax.jit(train.scan_updates(update, mixed, 5))
+    epoch = jax.jit(train.scan_updates(update, lambda data, key, step: step, 5))
     state = State({}, {}, {}, jnp.zeros((), jnp.int32))
-    for expected in (np.mean([1, 0.9, 0.8, 0.7, 0.6]), np.mean([0.5, 0.4, 0.3, 0.2, 0.1])):
-        state, report = epoch(state, (LOG, filled()), KEY)
-        np.testing.assert_allclose(report.metrics["logged"], expected, rtol=1e-5)
+    for expected in (2.0, 7.0):
+        state, report = epoch(state, None, KEY)
+        np.testing.assert_allclose(report.metrics["batch"], expected, rtol=1e-5)
 
 
 def test_means_over_a_long_epoch_are_not_rounded_away() -> None:
@@ -163,13 +140,10 @@ def test_means_over_a_long_epoch_are_not_rounded_away() -> None:
 
 def test_what_cannot_be_drawn_is_refused() -> None:
     two = replay.sampler(BATCH), ring.row_sampler(BATCH)
-    for join in (source.mixed_rows, source.whole_batches):
-        for shares in ([0.5, 0.6], [1.5, -0.5], [1.0], [np.nan, 1.0]):
-            with pytest.raises(ValueError, match="must be 2 numbers from 0 on that sum to 1"):
-                join(*two, shares=shares)
-        with pytest.raises(ValueError, match=r"shares of 2 sources must be \[2\], not \[3\]"):
-            join(*two, shares=lambda step: jnp.ones(3) / 3)((LOG, filled()), KEY, 0)
-        with pytest.raises(ValueError, match="data of 2 sources must be a tuple of that many"):
-            join(*two, shares=[0.5, 0.5])((LOG,), KEY, 0)
-    with pytest.raises(ValueError, match="data of 2 sources must be a tuple of that many"):
-        source.concatenated(*two)(LOG.transitions, KEY, 0)
+    of = lambda shares: source.whole_batches(*two, shares=lambda step: jnp.array(shares))
+    with pytest.raises(ValueError, match=r"shares of 2 sources must be \[2\], not \[3\]"):
+        of([0.2, 0.3, 0.5])((LOG, filled()), KEY, 0)
+    for join in (source.concatenated(*two), of([0.5, 0.5])):
+        for data in ((LOG,), LOG.transitions):
+            with pytest.raises(ValueError, match="data of 2 sources must be a tuple of that many"):
+                join(data, KEY, 0)

@@ -39,6 +39,7 @@ from scipy.stats import spearmanr
 from experiments import checks, common, offline, online, presets, studies, study_runs
 from rl import data, evaluate, plot, statistics
 from rl.data import d4rl, recipes
+from rl.settings import require_at_least_one
 
 PUBLISHED = studies.published("arsq_control")
 PARTS = ("offline", "online", "ablations", "temperature", "door")
@@ -213,7 +214,7 @@ def check(settings: Settings) -> None:
         "ablation_tier", settings.ablation_tier, [tier for tier in TIERS if tier.startswith("hopper")]
     )
     studies.check_seeds(settings.seeds)
-    checks.at_least_one(settings, "updates", "steps", "evaluations")
+    require_at_least_one(settings, "updates", "steps", "evaluations", prefix="--")
     checks.several_episodes(settings)
     for name in ("updates", "steps"):
         checks.multiple(settings, name, "evaluations")

@@ -64,7 +64,7 @@ import scipy.optimize
 import scipy.special
 import scipy.stats
 
-from experiments import checks, studies
+from experiments import studies
 from rl import log, plot, statistics, train
 from rl.agents import bcoder, lm_bc
 from rl.data.recipes.collector import default_folder
@@ -74,6 +74,7 @@ from rl.language.model import Config
 from rl.programs.pool import REWARDS, Limits, Pool, Verdict
 from rl.programs.problems import read_humaneval, read_samples
 from rl.replay import tokens as replay
+from rl.settings import require_at_least_one
 from rl.types import Array, Key, Learner, Params, State, TokenBatch
 from rl.values import heads
 
@@ -217,7 +218,7 @@ def _check(settings: Settings) -> None:
     if settings.programs < max(KS):
         raise ValueError(f"--programs={settings.programs}: pass@{max(KS)} needs at least {max(KS)}")
     studies.names("heads", settings.heads, heads.NAMES)
-    checks.at_least_one(settings, "seeds", "rows")
+    require_at_least_one(settings, "seeds", "rows", prefix="--")
     for name in ("value_updates", "policy_updates"):
         if getattr(settings, name) % CHUNK:
             raise ValueError(f"--{name}={getattr(settings, name)} must be a multiple of {CHUNK}")

@@ -29,6 +29,7 @@ from scipy.stats import spearmanr
 from experiments import checks, common, goals, presets, studies, study_runs
 from rl import agents, plot, statistics
 from rl.data import recipes
+from rl.settings import require_at_least_one
 
 PUBLISHED = studies.published("ogbench_goals")
 DATASETS = tuple(PUBLISHED["success"])
@@ -91,7 +92,7 @@ def check(settings: Settings) -> None:
     studies.names("datasets", settings.datasets, DATASETS)
     studies.names("agents", settings.agents, AGENTS)
     studies.check_seeds(settings.seeds)
-    checks.at_least_one(settings, "latent")
+    require_at_least_one(settings, "latent", prefix="--")
     checks.sizes(settings, goals.EVALUATIONS)
 
 

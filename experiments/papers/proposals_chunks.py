@@ -58,6 +58,7 @@ CHUNKS = (1, 4, 8)
 
 # The bandit with a gap: actions in [-1, 1], logged but in the middle, towards which rewards rise.
 GAP = 0.4
+GAPPED = 128  # rows of the data around the gap
 ENSEMBLES = tuple(itertools.product((2, 10), bellman.AGGREGATIONS))
 
 
@@ -334,12 +335,12 @@ def of_discounts(settings: Any, name: str, work: studies.Work) -> dict[str, Any]
 # ---- aggregation --------------------------------------------------------------------------------------------------
 
 
-def gapped(seed: int, rows: int = 128) -> Transition:
+def gapped(seed: int) -> Transition:
     """One state; rewards rise towards the middle of the actions, which is not logged."""
     rng = np.random.default_rng(seed)
-    action = np.float32(rng.choice([-1, 1], rows) * rng.uniform(GAP, 1, rows))
-    paid = np.float32(1 - np.abs(action) + rng.normal(0, 0.3, rows))
-    state, ones = np.zeros((rows, 1), np.float32), np.ones(rows, np.float32)
+    action = np.float32(rng.choice([-1, 1], GAPPED) * rng.uniform(GAP, 1, GAPPED))
+    paid = np.float32(1 - np.abs(action) + rng.normal(0, 0.3, GAPPED))
+    state, ones = np.zeros((GAPPED, 1), np.float32), np.ones(GAPPED, np.float32)
     return Transition(state, action[:, None], paid, ones, state, action[:, None], 0 * ones)
 
 

@@ -109,15 +109,6 @@ def kl_ball_objective(radius: float) -> Callable:
     return objective
 
 
-def on_grid(objective: Callable, grid: np.ndarray) -> Estimate:
-    """The maximum over a fine grid: slow, and right to the grid's spacing whatever the shape of the objective."""
-
-    def estimate(rows: np.ndarray, v: np.ndarray, _: float) -> np.ndarray:
-        return np.array([objective(row, v, grid[:, None]).max() for row in rows])
-
-    return estimate
-
-
 def nelder_mead(objective: Callable, *, minimise: bool = False, least: float = 0.0) -> Estimate:
     """The authors' search from H / 2, which stops in local maxima; and their fault for chi2, the wrong direction."""
     sign = 1.0 if minimise else -1.0

@@ -48,6 +48,7 @@ import numpy as np
 from experiments import checks, common, flags, mbpo, online, studies, study_runs
 from rl import evaluate, plot, statistics
 from rl.data import d4rl
+from rl.settings import require_at_least_one
 
 
 class Task(NamedTuple):
@@ -163,7 +164,7 @@ def check(settings: Settings) -> None:
     studies.names("losses", settings.losses, LOSSES)
     studies.check_seeds(settings.seeds)
     studies.check_seeds(settings.hopper_seeds, "hopper_seeds")
-    checks.at_least_one(settings, "utd", "retrainings", "hopper_retrainings", "evaluations")
+    require_at_least_one(settings, "utd", "retrainings", "hopper_retrainings", "evaluations", prefix="--")
     for task in settings.parts.split(","):
         checks.multiple(settings, f"{task}_steps", flag_of(task, "retrainings"))
         checks.multiple(settings, f"{task}_steps", "evaluations")

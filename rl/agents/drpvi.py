@@ -26,6 +26,7 @@ import numpy as np
 from rl.agents import linear
 from rl.agents.linear import Fit, Regression
 from rl.replay.linear import Trajectories
+from rl.settings import require_choice
 from rl.types import Array
 from rl.values import robust
 
@@ -50,8 +51,7 @@ def fit(config: Config, data: Trajectories) -> Fit:
       ValueError: an unknown divergence, a negative radius or one of another horizon or number of factors; see
         `rl.agents.linear.backward` for more.
     """
-    if config.divergence not in _FACTORS:
-        raise ValueError(f"unknown divergence {config.divergence!r}: known are {', '.join(_FACTORS)}")
+    require_choice("divergence", config.divergence, _FACTORS)
     linear.positive("radius", config.radius, zero=True)
     shape = (data.features.shape[0], data.features.shape[-1])
     radius = jnp.asarray(config.radius, data.features.dtype)

@@ -30,6 +30,7 @@ import numpy as np
 from rl import linalg
 from rl.replay import linear as replay
 from rl.replay.linear import Trajectories
+from rl.settings import require_choice
 from rl.types import Array
 
 PENALTIES = ("diagonal", "theory", "ellipsoid")
@@ -280,8 +281,7 @@ def positive(name: str, value: Any, *, zero: bool = False) -> None:
 
 def _check(config: Config, data: Trajectories) -> None:
     replay.check(data)
-    if config.penalty not in PENALTIES:
-        raise ValueError(f"unknown penalty {config.penalty!r}: known are {', '.join(PENALTIES)}")
+    require_choice("penalty", config.penalty, PENALTIES)
     positive("beta", config.beta, zero=True)
     positive("ridge", config.ridge, zero=True)
     positive("reward_bound", config.reward_bound)

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from rl.settings import require_choice
 from rl.types import Array
 
 # A learning rate becomes a gradient transformation: `optax.adam`, or `optax.sgd` in a test.
@@ -37,8 +38,7 @@ class Adam:
     learning_rate: float = 0.0  # learning rate of this network; 0: the agent's
 
     def __post_init__(self) -> None:
-        if self.schedule not in SCHEDULES:
-            raise ValueError(f"schedule={self.schedule!r}: choose one of {', '.join(SCHEDULES)}")
+        require_choice("schedule", self.schedule, SCHEDULES)
         if not 0 <= self.warm_up < self.decay_updates:
             raise ValueError(
                 f"warm_up={self.warm_up} must be at least 0 and less than decay_updates={self.decay_updates}"

@@ -29,6 +29,7 @@ import jax.numpy as jnp
 from rl.agents import linear
 from rl.agents.linear import Fit, Regression
 from rl.replay.linear import Trajectories
+from rl.settings import require_choice
 from rl.types import Array
 
 
@@ -47,8 +48,7 @@ def fit(config: Config, data: Trajectories) -> Fit:
     Raises:
       ValueError: an unknown divergence, a scale that is not positive; see `rl.agents.linear.backward` for more.
     """
-    if config.divergence not in _FACTORS:
-        raise ValueError(f"unknown divergence {config.divergence!r}: known are {', '.join(_FACTORS)}")
+    require_choice("divergence", config.divergence, _FACTORS)
     linear.positive("scale (lambda, the price of a shift)", config.scale)
     factors = _FACTORS[config.divergence]
     return linear.backward(

@@ -32,6 +32,7 @@ import jax
 import jax.numpy as jnp
 
 from rl.agents import relabel
+from rl.settings import require_choice
 from rl.types import Array, Key, Learner, Metrics, State, Transition
 from rl.values.robust import REGULARISED, worst_case
 
@@ -68,8 +69,7 @@ def make(
         raise ValueError(
             "this agent has no value to be robust about (behaviour cloning has none): choose another"
         )
-    if divergence not in REGULARISED:
-        raise ValueError(f"unknown divergence {divergence!r}: known are {', '.join(REGULARISED)}")
+    require_choice("divergence", divergence, REGULARISED)
     if not isinstance(scale, jax.Array) and not scale > 0:
         raise ValueError(f"the robust scale must be positive, not {scale}: it is the price of a shift")
     value = learner.value

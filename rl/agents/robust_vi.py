@@ -27,8 +27,11 @@ import numpy as np
 from rl import linalg
 from rl.envs import tabular
 from rl.envs.tabular import MDP
+from rl.settings import require_choice
 from rl.types import Array
 from rl.values import robust
+
+_SWEEPS = 10_000  # of value iteration, at most
 
 
 class Backup(NamedTuple):
@@ -71,8 +74,7 @@ def ball(divergence: str, radius: float | Array) -> Backup:
 
 
 def _backup(name: str, duals: dict[str, robust.Dual], divergence: str, size: float | Array) -> Backup:
-    if divergence not in duals:
-        raise ValueError(f"unknown divergence {divergence!r}: known are {', '.join(duals)}")
+    require_choice("divergence", divergence, duals)
     if not isinstance(size, jax.core.Tracer):
         least = np.min(size)
         if not (least > 0 if name == "scale" else least >= 0):
@@ -92,7 +94,6 @@ def value_iteration(
     *,
     low: float = -np.inf,
     tolerance: float = 1e-6,
-    sweeps: int = 10_000,
     evaluations: int = 20,
 ) -> Solution:
     """The optimal robust value.
@@ -110,7 +111,6 @@ def value_iteration(
       low: lower bound of all values: the known value of the worst outcome, where rewards carry a penalty and may
         promise less.
       tolerance: largest change of a value in the last sweep; below the precision of the values it is never reached.
-      sweeps: at most this many.
       evaluations: cheap sweeps between two.
 
     Raises:
@@ -138,31 +138,7 @@ def value_iteration(
         value = q.max(-1)
         return Solution(value, q, jnp.abs(value - before).max(), solution.sweeps + 1)
 
-    return _until_settled(mdp, improve, tolerance, sweeps)
-
-
-@linalg.exact
-def policy_evaluation(
-    mdp: MDP,
-    policy: Array,
-    gamma: float,
-    backup: Backup = NOMINAL,
-    *,
-    tolerance: float = 1e-6,
-    sweeps: int = 10_000,
-) -> Solution:
-    """The robust value of ``policy`` [S, A]: what it earns in its worst case; arguments as in `value_iteration`.
-
-    The adversary sees the action, which need not be an allowed one. Without an adversary, `tabular.evaluate` is exact.
-    """
-    mdp = _arrays(mdp, gamma)
-
-    def sweep(solution: Solution) -> Solution:
-        q = _q(mdp, solution.value, gamma, backup)
-        value = (policy * q).sum(-1)
-        return Solution(value, q, jnp.abs(value - solution.value).max(), solution.sweeps + 1)
-
-    return _until_settled(mdp, sweep, tolerance, sweeps)
+    return _until_settled(mdp, improve, tolerance)
 
 
 def greedy(q: Array) -> Array:
@@ -176,14 +152,12 @@ def _arrays(mdp: MDP, gamma: float) -> MDP:
     return jax.tree.map(jnp.asarray, mdp)
 
 
-def _q(mdp: MDP, value: Array, gamma: float, backup: Backup, low: float = -np.inf) -> Array:
+def _q(mdp: MDP, value: Array, gamma: float, backup: Backup, low: float) -> Array:
     arriving = (mdp.discount * value)[mdp.successor]
     return jnp.maximum(mdp.reward + gamma * backup.dual(arriving, mdp.transition, backup.size), low)
 
 
-def _until_settled(
-    mdp: MDP, sweep: Callable[[Solution], Solution], tolerance: float, sweeps: int
-) -> Solution:
+def _until_settled(mdp: MDP, sweep: Callable[[Solution], Solution], tolerance: float) -> Solution:
     dtype = jnp.result_type(mdp.transition, mdp.reward)
     nothing = Solution(
         value=jnp.zeros(mdp.discount.shape, dtype),
@@ -191,7 +165,7 @@ def _until_settled(
         change=jnp.full((), jnp.inf, dtype),
         sweeps=jnp.zeros((), jnp.int32),
     )
-    return jax.lax.while_loop(lambda s: (s.change > tolerance) & (s.sweeps < sweeps), sweep, nothing)
+    return jax.lax.while_loop(lambda s: (s.change > tolerance) & (s.sweeps < _SWEEPS), sweep, nothing)
 
 
 # ---- a family of static models --------------------------------------------------------------------------------

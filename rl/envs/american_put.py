@@ -9,10 +9,6 @@ of arrays; the price's path may also be given, from a market for example.
 
 from __future__ import annotations
 
-import csv
-import gzip
-import importlib.util
-from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -123,38 +119,6 @@ def trajectories(env: AmericanPut, price: Array) -> Trajectories:
         stopping=payoff(env, price[1:]),
         theta=jnp.zeros((steps, env.anchors.shape[0]), held.dtype),
     )
-
-
-def from_closes(env: AmericanPut, closes: ArrayLike) -> Array:
-    """Consecutive windows [H, N] of a market's daily closes [T], each scaled to begin at the strike.
-
-    Raises:
-      ValueError: fewer closes than decisions, or one that is not positive.
-    """
-    closes = np.asarray(closes, float)
-    steps = env.time.shape[0]
-    if closes.ndim != 1 or len(closes) < steps:
-        raise ValueError(f"closes must be one series of at least {steps} prices, not {closes.shape}")
-    if not (closes > 0).all():
-        raise ValueError("closes must be positive; drop missing days first")
-    windows = closes[: len(closes) // steps * steps].reshape(-1, steps).T
-    return jnp.asarray(windows / windows[0] * float(env.strike))
-
-
-def sp500_closes() -> np.ndarray:
-    """Adjusted daily closes of the S&P 500, 1999 to 2018, from the file that the package ``arch`` ships.
-
-    The package itself is not imported: it fails under some versions of pandas.
-
-    Raises:
-      ImportError: the package is not installed, or has no such file.
-    """
-    package = importlib.util.find_spec("arch")
-    archive = package and package.origin and Path(package.origin).parent / "data" / "sp500" / "sp500.csv.gz"
-    if not archive or not archive.exists():
-        raise ImportError("daily closes of the S&P 500 come with a package: pip install arch")
-    with gzip.open(archive, "rt", newline="") as file:
-        return np.array([float(line["Adj Close"]) for line in csv.DictReader(file)])
 
 
 # ---- evaluation ------------------------------------------------------------------------------------------

@@ -156,34 +156,6 @@ def logged(env: Wordle, state: State, rng: np.random.Generator) -> np.ndarray:
     return np.where(careful, consistent(env, state, rng), uniform(env, state, rng))
 
 
-def make_informed() -> Policy:
-    """The policy behind LMRL-Gym's upper score: of the consistent words the one whose feedback says most on average.
-
-    Of several equally good ones the first. It remembers its choice for every state it has seen.
-    """
-    choices: dict[bytes, int] = {}
-
-    def choose(env: Wordle, mask: np.ndarray) -> int:
-        words = np.flatnonzero(mask)
-        table = env.feedback[np.ix_(words, words)]
-        count = np.stack([np.bincount(row, minlength=3**LETTERS) for row in table])
-        remaining = (count * np.log(np.maximum(count, 1))).sum(
-            1
-        )  # W times the expected log of how many are left
-        return int(words[remaining.argmin()])
-
-    def policy(env: Wordle, state: State, rng: np.random.Generator) -> np.ndarray:
-        guess = np.full(len(state.done), NO_WORD)
-        for i in np.flatnonzero(~state.done):
-            key = state.consistent[i].tobytes()
-            if key not in choices:
-                choices[key] = choose(env, state.consistent[i])
-            guess[i] = choices[key]
-        return guess
-
-    return policy
-
-
 # ---- in words -------------------------------------------------------------------------------------------------------
 
 

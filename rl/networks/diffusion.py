@@ -31,6 +31,7 @@ import numpy as np
 
 from rl import masks
 from rl.networks.layers import MLP, Architecture
+from rl.settings import require_choice
 from rl.types import Array, Key
 
 PREDICTIONS = ("epsilon", "x0")
@@ -61,8 +62,7 @@ def cosine(steps: int, prediction: str = "epsilon", offset: float = 0.008) -> Pr
     """
     if steps < 1:
         raise ValueError(f"diffusion needs at least 1 step, not {steps}")
-    if prediction not in PREDICTIONS:
-        raise ValueError(f"prediction={prediction!r}: choose one of {', '.join(PREDICTIONS)}")
+    require_choice("prediction", prediction, PREDICTIONS)
     share = np.cos((np.linspace(0, 1, steps + 1) + offset) / (1 + offset) * np.pi / 2) ** 2
     square = np.cumprod(np.maximum(share[1:] / share[:-1], 1e-3))
     signal, noise = (np.sqrt(x).astype(np.float32) for x in (square, 1 - square))

@@ -26,6 +26,7 @@ import numpy as np
 from rl.networks import diffusion, mlp
 from rl.networks.base import Network
 from rl.networks.layers import DEFAULT, Architecture
+from rl.settings import require_choice
 from rl.types import Array, Key, Params, Spec
 
 Field = diffusion.Predict  # a velocity: a function of x [..., D] and a time that broadcasts to [...], like x
@@ -36,8 +37,7 @@ def require_steps(steps: int, integrator: str) -> None:
     """Raises ValueError for a flow that cannot be integrated."""
     if steps < 1:
         raise ValueError(f"flow_steps={steps} must be at least 1: the steps that carry noise to an action")
-    if integrator not in INTEGRATORS:
-        raise ValueError(f"integrator={integrator!r}: choose one of {', '.join(INTEGRATORS)}")
+    require_choice("integrator", integrator, INTEGRATORS)
 
 
 def loss(field: Field, data: Array, key: Key) -> Array:

@@ -23,19 +23,18 @@ def deep(text: str) -> bool:
     return "stack_size" in text
 
 
-def provide(count: int = COUNT, stack: int = 0) -> None:
+def provide(stack: int = 0) -> None:
     """Start threads, each of which waits for one function; from now on to start a thread is to wake one of them.
 
-    Afterwards it is a RuntimeError to start more than ``count``, as it is where the system has no more.
+    Afterwards it is a RuntimeError to start more than `COUNT`, as it is where the system has no more.
 
     Args:
-        count: threads.
         stack: bytes of the stack of that which is woken first; 0: the usual ones. The others have the usual ones.
     """
     joinable = getattr(_thread, "start_joinable_thread", None)  # since Python 3.13
     waiting: list[tuple[queue.SimpleQueue, Any]] = []
-    for number in range(count):
-        threading.stack_size(stack if number == count - 1 else 0)
+    for number in range(COUNT):
+        threading.stack_size(stack if number == COUNT - 1 else 0)
         tasks: queue.SimpleQueue = queue.SimpleQueue()
         serve = functools.partial(_serve, tasks)
         waiting.append((tasks, joinable(serve) if joinable else _thread.start_new_thread(serve, ())))

@@ -235,12 +235,15 @@ def always_terminates(dataset: Dataset) -> bool:
     return bool((np.asarray(dataset.transitions.discount)[episode_ends(dataset)] == 0).all())
 
 
-def require_finite_values(dataset: Dataset, discount: float) -> None:
-    """Raises ValueError if ``discount`` is 1 and an episode does not terminate: its rewards would go on for ever."""
+def require_finite_values(dataset: Dataset, discount: float, prefix: str = "") -> None:
+    """Raises ValueError if ``discount`` is 1 and an episode does not terminate: its rewards would go on for ever.
+
+    The message names the discount after the ``prefix``, as in its flag.
+    """
     if discount >= 1 and not always_terminates(dataset):
         raise ValueError(
-            f"discount={discount:g}: episodes that a time limit cuts go on for ever, and have no value with it: give "
-            "less than 1"
+            f"{prefix}discount={discount:g}: episodes that a time limit cuts go on for ever, and have no value with "
+            "it: give less than 1"
         )
 
 

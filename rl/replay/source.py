@@ -15,7 +15,6 @@ ask `is_logged`.
 | | a batch is | shares |
 |---|---|---|
 | `concatenated` | all rows of one batch of each source | fixed by their sizes |
-| `mixed_rows` | of equal batches the first rows of one, the next of another | may change with the step |
 | `whole_batches` | one batch of one source, chosen at random (MBPO, Janner et al. 2019) | may change with the step |
 """
 
@@ -27,9 +26,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from rl import masks
 from rl.types import Array, Key, Transition
 
 LOGGED = 0  # the `Transition.origin` of logged data: demonstrations
@@ -51,10 +48,6 @@ class Discounted:
         return self.draw(data, key, step)
 
 
-# The share of each of K sources: numbers that sum to 1, or a function of the step to [K] such numbers
-Shares = Sequence[float] | Callable[[Array | int], Array]
-
-
 def is_logged(batch: Transition) -> Array:
     """Which rows [...] are logged data (demonstrations): those of origin `LOGGED`, or all where none has an origin."""
     if batch.origin is None:  # of a fixed dataset
@@ -73,63 +66,42 @@ def concatenated(*sources: Source) -> Source:
     """All rows that ``sources`` draw, in their order; it costs what they cost."""
 
     def draw(data: Any, key: Key, step: Array | int) -> Any:
-        return jax.tree.map(lambda *x: jnp.concatenate(x), *_each(sources, data, key, step))
+        _check_data(data, sources)
+        keys = jax.random.split(key, len(sources))
+        batches = [_flagged(source(data[i], keys[i], step), i) for i, source in enumerate(sources)]
+        return jax.tree.map(lambda *x: jnp.concatenate(x), *batches)
 
     return draw
 
 
-def mixed_rows(*sources: Source, shares: Shares) -> Source:
-    """Batches of ``B`` rows whose shares change with the step: the first ``round(B share)`` are the first source's.
-
-    Every source draws ``B`` rows in each step, of which some are dropped: where shares are fixed, `concatenated` draws
-    fewer.
-
-    Raises:
-      ValueError: shares that are not one for each source, or not numbers that sum to 1.
-    """
-    share = _shares(shares, len(sources))
-
-    def draw(data: Any, key: Key, step: Array | int) -> Any:
-        batches = _each(sources, data, key, step)
-        row = jnp.arange(jax.tree.leaves(batches[0])[0].shape[0])
-        ends = jnp.round(jnp.cumsum(share(step))[:-1] * len(row))
-        which = (row[:, None] >= ends).sum(-1)  # [B]
-
-        mixed = batches[0]
-        for index, batch in enumerate(batches[1:], 1):
-            mixed = masks.select_rows(which == index, batch, mixed)
-        return mixed
-
-    return draw
-
-
-def whole_batches(*sources: Source, shares: Shares) -> Source:
-    """Each batch is that of one source, drawn with the probability ``shares`` gives it; of share 0, never.
+def whole_batches(*sources: Source, shares: Callable[[Array | int], Array]) -> Source:
+    """Each batch is that of one source, chosen at random; never one of share 0.
 
     Under `jax.vmap` over keys every source draws, and one of the batches is kept.
 
+    Args:
+      sources: K of them.
+      shares: step -> [K] the probability of each; their sum is 1.
+
     Raises:
-      ValueError: shares that are not one for each source, or not numbers that sum to 1.
+      ValueError: when a batch is drawn, shares that are not one for each source.
     """
-    share = _shares(shares, len(sources))
 
     def draw(data: Any, key: Key, step: Array | int) -> Any:
         choice_key, draw_key = jax.random.split(key)
         _check_data(data, sources)
+        share = shares(step)
+        if share.shape != (len(sources),):
+            raise ValueError(
+                f"shares of {len(sources)} sources must be [{len(sources)}], not {list(share.shape)}"
+            )
         branches = [
             lambda index=index: _flagged(sources[index](data[index], draw_key, step), index)
             for index in range(len(sources))
         ]
-        return jax.lax.switch(jax.random.categorical(choice_key, jnp.log(share(step))), branches)
+        return jax.lax.switch(jax.random.categorical(choice_key, jnp.log(share)), branches)
 
     return draw
-
-
-def _each(sources: Sequence[Source], data: Any, key: Key, step: Array | int) -> list[Any]:
-    """A batch of each source, flagged."""
-    _check_data(data, sources)
-    keys = jax.random.split(key, len(sources))
-    return [_flagged(source(data[i], keys[i], step), i) for i, source in enumerate(sources)]
 
 
 def _flagged(batch: Any, index: int) -> Any:
@@ -140,24 +112,3 @@ def _flagged(batch: Any, index: int) -> Any:
 def _check_data(data: Any, sources: Sequence[Source]) -> None:
     if not isinstance(data, tuple) or len(data) != len(sources):
         raise ValueError(f"the data of {len(sources)} sources must be a tuple of that many, not {type(data)}")
-
-
-def _shares(shares: Shares, count: int) -> Callable[[Array | int], Array]:
-    """Shares as a function of the step to [count]."""
-    if callable(shares):
-        schedule: Callable[[Array | int], Any] = shares
-    else:
-        fixed = np.asarray(shares, np.float32)
-        if fixed.shape != (count,) or not (abs(fixed.sum() - 1) < 1e-5 and (fixed >= 0).all()):
-            raise ValueError(
-                f"shares {list(shares)} must be {count} numbers from 0 on that sum to 1, one for each source"
-            )
-        schedule = lambda step: fixed
-
-    def share(step: Array | int) -> Array:
-        now = jnp.asarray(schedule(step))
-        if now.shape != (count,):
-            raise ValueError(f"shares of {count} sources must be [{count}], not {list(now.shape)}")
-        return now
-
-    return share

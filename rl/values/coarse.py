@@ -22,7 +22,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from rl.settings import did_you_mean
+from rl.settings import require_choice
 from rl.types import Array
 
 ORDERS = ("level", "dimension")
@@ -161,9 +161,7 @@ def tokens(
     Raises:
       ValueError: an unknown order, or no dimensions.
     """
-    if order not in ORDERS:
-        hint = did_you_mean(order, ORDERS)
-        raise ValueError(f"unknown order {order!r} of tokens: {hint}choose one of {', '.join(ORDERS)}")
+    require_choice("order", order, ORDERS)
     if dimensions < 1:
         raise ValueError(f"actions of {dimensions} dimensions have no tokens: they need at least 1")
     levels, base = grid.levels, grid.bins

@@ -27,7 +27,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from rl.types import Array
-from rl.values.losses import huber
 
 NAMES = ("scalar", "two_hot", "hl_gauss", "c51", "quantile")
 UNBOUNDED = ("scalar", "quantile")  # those whose outputs are values, which have no support
@@ -470,6 +469,14 @@ def quantile(size: int = 51, kappa: float = 1.0) -> ValueHead:
         return _average(_float32(outputs, size), weights)
 
     return ValueHead(size, value, target, loss, mix, _unbounded, are_values=True)
+
+
+def huber(error: Array, delta: float = 1.0) -> Array:
+    """``e^2 / 2`` up to ``delta``, linear beyond it with slope ``delta`` (Huber 1964), elementwise."""
+    size = jnp.abs(error)
+    # A product, not a choice of two branches: the square of a large error would overflow into the gradient.
+    inner = jnp.minimum(size, delta)
+    return inner * (size - 0.5 * inner)
 
 
 def _quantile_huber(levels: Array, kappa: float) -> Callable[[Array, Array], Array]:

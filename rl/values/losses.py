@@ -7,24 +7,13 @@ the rows of a batch with each other.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import chex
 import jax
 import jax.numpy as jnp
 
 from rl.types import Array
-
-if TYPE_CHECKING:
-    from rl.values.heads import ValueHead
-
-
-def huber(error: Array, delta: float = 1.0) -> Array:
-    """``e^2 / 2`` up to ``delta``, linear beyond it with slope ``delta`` (Huber 1964), elementwise."""
-    size = jnp.abs(error)
-    # A product, not a choice of two branches: the square of a large error would overflow into the gradient.
-    inner = jnp.minimum(size, delta)
-    return inner * (size - 0.5 * inner)
+from rl.values import bellman
+from rl.values.heads import ValueHead
 
 
 def expectile_weight(error: Array, expectile: float | Array) -> Array:
@@ -192,9 +181,8 @@ def advantage_cql(advantage: Array, logged: Array, clip: float | Array) -> Array
 def _other_bins(advantage: Array, logged: Array) -> tuple[Array, Array]:
     """Which bins [..., B] were not logged, and the value [...] of the one that was."""
     chex.assert_is_broadcastable(logged.shape, advantage.shape[:-1])
-    index = jnp.broadcast_to(logged, advantage.shape[:-1])[..., None]
-    other = jnp.arange(advantage.shape[-1]) != index
-    return other, jnp.take_along_axis(advantage, index, -1)[..., 0]
+    other = jnp.arange(advantage.shape[-1]) != jnp.broadcast_to(logged, advantage.shape[:-1])[..., None]
+    return other, bellman.of_bins(advantage, logged)
 
 
 def gradient_diversity(gradients: Array) -> Array:

@@ -25,11 +25,13 @@ import chex
 import jax
 import jax.numpy as jnp
 
+from rl.settings import require_choice
 from rl.types import Array
 
 Dual = Callable[[Array, Array, Array | float], Array]
 
 _GOLDEN = (5**0.5 - 1) / 2
+_STEPS = 40  # of a golden-section search, each of one evaluation: the bracket narrows by 0.618 in one, by 4e-9 in all
 
 
 # ---- at a price ------------------------------------------------------------------------------------------
@@ -138,8 +140,7 @@ def worst_case(divergence: str, values: Array, weights: Array, scale: Array | fl
     Raises:
       ValueError: on an unknown divergence.
     """
-    if divergence not in REGULARISED:
-        raise ValueError(f"unknown divergence {divergence!r}: known are {', '.join(REGULARISED)}")
+    require_choice("divergence", divergence, REGULARISED)
     problem = _problem(values, weights)
     price = _bounded(problem.relative(scale))
     if divergence == "tv":
@@ -162,13 +163,8 @@ def worst_case(divergence: str, values: Array, weights: Array, scale: Array | fl
 # ---- shared arithmetic -----------------------------------------------------------------------------------
 
 
-def golden_section(
-    objective: Callable[[Array], Array], low: Array, high: Array, steps: int = 40
-) -> tuple[Array, Array]:
-    """The maximiser [...] and maximum [...] of a unimodal, elementwise ``objective`` between ``low`` and ``high``.
-
-    Each step narrows the bracket by 0.618 for one evaluation; 40 steps by 4e-9.
-    """
+def golden_section(objective: Callable[[Array], Array], low: Array, high: Array) -> tuple[Array, Array]:
+    """The maximiser [...] and maximum [...] of a unimodal, elementwise ``objective`` between ``low`` and ``high``."""
 
     def narrow(_: int, carry: tuple[Array, ...]) -> tuple[Array, ...]:
         low, high, left, right, at_left, at_right = carry
@@ -188,7 +184,7 @@ def golden_section(
 
     left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
     carry = (low, high, left, right, objective(left), objective(right))
-    _, _, left, right, at_left, at_right = jax.lax.fori_loop(0, steps, narrow, carry)
+    _, _, left, right, at_left, at_right = jax.lax.fori_loop(0, _STEPS, narrow, carry)
     return jnp.where(at_left >= at_right, left, right), jnp.maximum(at_left, at_right)
 
 
