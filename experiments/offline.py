@@ -81,6 +81,7 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
       train.Interrupted: Ctrl-C or SIGTERM, after a checkpoint.
     """
     check(settings)
+    checks.environment(settings)
     sweep = logged.floats(sweep)
     check_estimates(settings, sweep)
     for name in ("chunk", "n_step"):
@@ -93,6 +94,7 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
     checks.terminations(settings, config)
     variants = logged.variants(config, sweep)
     task = problem(settings, variants)
+    checks.fit_early(settings, task.loaded, task.loaded.environment)
     batches, held_out = (common.rows(settings, config, x) for x in (task.dataset, task.validation))
     mesh = shard.mesh(settings.mesh_seed, settings.mesh_data)
     checks.mesh(settings.batch_size, mesh, settings.seeds * len(variants))
@@ -131,6 +133,7 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
     if shard.is_main():
         print(f"data: {replay.size(task.dataset):,} transitions of {settings.dataset}", file=sys.stderr)
         common.show_note(settings, task.loaded)
+        common.note_negated_rewards(settings)
         common.note_n_step(settings, config, task.loaded.spec)
         common.note_unused_head(settings)
         common.note_unused(settings, "robust", "robust_scale", "robust_updates")

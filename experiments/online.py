@@ -153,6 +153,7 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
         initial_state = lambda: (
             init_from.state(settings, config, learner, spec) if settings.init_from else None
         )
+        common.note_negated_rewards(settings)
         common.note_n_step(settings, config, spec)
         common.note_unused_head(settings)
         exported = interaction.exported(config)
