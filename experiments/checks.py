@@ -298,10 +298,13 @@ def environment(settings: Any) -> None:
 
 
 def fit_early(settings: Any, loaded: data.Loaded, name: str | None) -> None:
-    """`fit` of an ``--environment``, called ``name`` in full, before a run is begun; not of one that has to draw."""
+    """`fit` of an ``--environment``, called ``name`` in full, before a run is begun; not of one that has to draw.
+
+    One that cannot be built is refused where it is needed.
+    """
     if not name or not settings.environment or not settings.eval_episodes or envs.draws(name):
         return
-    with contextlib.suppress(ImportError), contextlib.closing(envs.make(name)) as env:
+    with contextlib.suppress(ImportError, RuntimeError), contextlib.closing(envs.make(name)) as env:
         fit(loaded, envs.spec(env))
 
 
