@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Mapping
@@ -273,6 +274,32 @@ def first_action(flag: str, loaded: data.Loaded, env: gymnasium.Env) -> None:
             f"{loaded.environment!r}, where the first is {first}; but in a log they count from 0: write actions minus "
             f"{first}"
         )
+
+
+def environment(settings: Any) -> None:
+    """Raises ValueError or ImportError if no ``--environment`` to evaluate in is called so; none is built.
+
+    One whose package is not installed is refused where it is built: a run that is finished needs none.
+    """
+    name = settings.environment
+    if not name or not settings.eval_episodes:
+        return
+    try:
+        envs.check_name(name)
+    except ImportError as error:
+        if envs.own_module(name):
+            raise ImportError(f"--environment={name}: its module cannot be imported: {error}") from error
+
+
+def fit_early(settings: Any, loaded: data.Loaded, name: str | None) -> None:
+    """`fit` of an ``--environment``, called ``name`` in full, before a run is begun; not of one that has to draw.
+
+    One that cannot be built is refused where it is needed.
+    """
+    if not name or not settings.environment or not settings.eval_episodes or envs.draws(name):
+        return
+    with contextlib.suppress(ImportError, RuntimeError), contextlib.closing(envs.make(name)) as env:
+        fit(loaded, envs.spec(env))
 
 
 def fit(loaded: data.Loaded, environment: Spec) -> None:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments import checks, flags
+from experiments import checks, flags, source_code
 from rl import acting, agents, checkpoint, data, envs, evaluate, lifecycle, log
 from rl.envs import entities
 from rl.replay import chunks, transform
@@ -265,7 +265,8 @@ def run(
     for name, usual in (("head_kappa", Head.head_kappa), ("head_sigma", Head.head_sigma), ("td_lambda", 1.0)):
         if getattr(settings, name, usual) != usual:
             given[name] = getattr(settings, name)
-    place = folder(settings, task, variant)
+    place, code = folder(settings, task, variant), own_code(settings)
+    options["about"] = {**options.get("about", {}), **({"code": code} if code else {})}
     chosen = {name: getattr(settings, name) for name in identity}
     return lifecycle.Run(
         folder=place,
@@ -302,8 +303,46 @@ def _kept(place: Path, chosen: Mapping[str, Any]) -> dict[str, Any]:
     return {name: before[name] for name in (*moved, *FORMER) if name in before}
 
 
+def own_code(settings: Any) -> dict[str, str]:
+    """`source_code.own` of the user's modules that the flags name: of the agent, the head and the environment."""
+    ours = (*agents.AGENTS, *agents.SCRIPTS)
+    environments = [envs.own_module(getattr(settings, name, "")) for name in ("env", "environment")]
+    named = [settings.agent if settings.agent not in ours else "", settings.head.rpartition(".")[0]]
+    return {
+        file: digest
+        for name in (*named, *environments)
+        if name
+        for file, digest in source_code.own(name).items()
+    }
+
+
+def changed_code(place: Path, code: Mapping[str, str]) -> str:
+    """Which files of the `own_code` with which the run in the folder was trained are others now; "" if none is.
+
+    A run without a checkpoint begins anew, and one from before code was stored goes on.
+    """
+    trained = checkpoint.steps(place / lifecycle.CHECKPOINTS) or (place / log.RESULT).exists()
+    if not code or not trained or not log.is_config(place / log.CONFIG):
+        return ""
+    stored = log.read_json(place / log.CONFIG)
+    sessions = [one.get("config", {}) for one in (stored, *stored["resumed"])]
+    before = next((one["code"] for one in sessions if "code" in one), code)
+    changed = sorted(file for file in {**before, **code} if before.get(file) != code.get(file))
+    have = "has" if len(changed) == 1 else "have"
+    return f"{', '.join(changed)} {have} changed since this run began" if changed else ""
+
+
 def begin(run: lifecycle.Run, tree: Mapping[str, Any]) -> lifecycle.Start:
-    """`rl.lifecycle.begin`, whose message says more where the schedule of a learning rate has another length."""
+    """`rl.lifecycle.begin`, which also refuses a run of other code of one's own (`own_code`).
+
+    Its message says more where the schedule of a learning rate has another length.
+    """
+    changed = "" if run.overwrite else changed_code(run.folder, run.about.get("code", {}))
+    if lifecycle.anywhere(bool(changed)):
+        raise checkpoint.CheckpointError(
+            f"{run.folder}: {changed or 'the code of one process has changed since this run began'}: choose another "
+            "--workdir, or --overwrite to start again"
+        )
     try:
         return lifecycle.begin(run, tree)
     except checkpoint.CheckpointError as error:
@@ -355,6 +394,11 @@ def learner(
 ) -> Learner:
     """An agent without a model, that decides on ``chunk`` actions at once and executes ``replan_every`` of them."""
     decides = agents.get(agent).make(config, chunks.spec(spec, chunk), head)
+    if not isinstance(decides, Learner):
+        raise ValueError(
+            f"--agent={agent}: its make must return a rl.types.Learner, not {type(decides).__name__} "
+            "(docs/new_agent.md)"
+        )
     return acting.in_chunks(decides, spec, chunk, replan_every)
 
 

@@ -90,6 +90,7 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
       train.Interrupted: Ctrl-C or SIGTERM, after a checkpoint.
     """
     check(settings)
+    checks.environment(settings)
     sweep = logged.floats(sweep)
     if "discount" in sweep:
         raise ValueError(
@@ -98,6 +99,7 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
         )
     checks.schedules(config, settings.updates)
     task = problem(settings, config, logged.variants(config, sweep))
+    checks.fit_early(settings, task.data.loaded, task.environment)
     mesh = shard.mesh(settings.mesh_seed, settings.mesh_data)
     population, run_keys = learners(settings, config, sweep, task, mesh)
     checks.mesh(settings.batch_size, mesh, len(run_keys))
@@ -290,12 +292,11 @@ def learners(
     wrap: Callable[[Learner], Learner] = lambda learner: learner,
 ) -> tuple[train.Population, Key]:
     """All variants times all seeds as one population, and their keys; every learner is what ``wrap`` makes of it."""
-    module = agents.get(settings.agent)
     return logged.population(
         settings,
         config,
         sweep,
-        lambda config: wrap(module.make(config, task.data.loaded.spec, task.data.head)),
+        lambda config: wrap(common.learner(settings.agent, config, task.data.loaded.spec, task.data.head)),
         source(settings, config),
         mesh,
     )

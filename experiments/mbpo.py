@@ -182,7 +182,7 @@ def make_learner(settings: Settings, config: Any, spec: Spec) -> Learner:
     """
     interaction.check_head(settings, config, spec)
     _, head = common.value_head(settings, (0.0, 1.0))  # of heads without a support
-    return agents.get(settings.agent).make(config, spec, head)
+    return common.learner(settings.agent, config, spec, head)
 
 
 def run_keys(settings: Settings) -> Key:

@@ -49,6 +49,12 @@ def note_unused_head(settings: Any) -> None:
             )
 
 
+def note_negated_rewards(settings: Any) -> None:
+    """Prints that ``--reward_scale`` turns rewards into costs."""
+    if settings.reward_scale.lstrip().startswith("-"):
+        print(f"note: --reward_scale={settings.reward_scale}: rewards are negated", file=sys.stderr)
+
+
 def note_n_step(settings: Any, config: Any, spec: Spec) -> None:
     """Prints that values hold less entropy, or less of a penalty, where one row stands for several steps.
 

@@ -82,12 +82,14 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
       train.Interrupted: Ctrl-C or SIGTERM, after a checkpoint.
     """
     check(settings)
+    checks.environment(settings)
     sweep = logged.floats(sweep)
     check_sweep(settings, sweep)
     checks.schedules(config, settings.updates)
     checks.terminations(settings, config)
     variants = logged.variants(config, sweep)
     task = problem(settings, variants)
+    checks.fit_early(settings, task.loaded, task.loaded.environment)
     batches, held_out = (common.rows(settings, config, x) for x in (task.dataset, task.validation))
     mesh = shard.mesh(settings.mesh_seed, settings.mesh_data)
     checks.mesh(settings.batch_size, mesh, settings.seeds * len(variants))
@@ -170,6 +172,7 @@ def _print_notes(settings: Settings, config: Any, task: Problem) -> None:
     """Prints what there is to know before training begins, of the data and of flags that do nothing."""
     print(f"data: {replay.size(task.dataset):,} transitions of {settings.dataset}", file=sys.stderr)
     notes.show_note(settings, task.loaded)
+    notes.note_negated_rewards(settings)
     notes.note_n_step(settings, config, task.loaded.spec)
     notes.note_unused_head(settings)
     notes.note_unused(settings, "robust", "robust_scale", "robust_updates")

@@ -146,6 +146,7 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
         initial_state = lambda: (
             init_from.state(settings, config, learner, spec) if settings.init_from else None
         )
+        notes.note_negated_rewards(settings)
         notes.note_n_step(settings, config, spec)
         notes.note_unused_head(settings)
         exported = interaction.exported(config)

@@ -544,6 +544,7 @@ def dataset_card(
         axes.set_xlabel(f"{xlabel} of an episode", fontsize=12)
         axes.set_ylabel("episodes", fontsize=12)
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=values is lengths))
+        axes.yaxis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1))
         for axis in (axes.xaxis, axes.yaxis):  # 1,000 in full, not as a sum of 0.0 and 1e3
             axis.set_major_formatter(FuncFormatter(lambda number, _: f"{number:,.10g}"))
         axes.spines[["top", "right"]].set_visible(False)

@@ -161,6 +161,8 @@ def _train(sweep: Sweep, store: Callable[[Rows], None], over: Any) -> bool:
     rows = records.done(sweep) if shard.is_main() else {}
     rows = {place: rows.get(place, []) for place in sweep.programs if lifecycle.of_first(place in rows)}
     store(rows)
+    if len(rows) == len(sweep.programs) and shard.is_main():
+        say(_nothing_left(sweep))
     for place in _left(sweep, rows):
         if over():
             return False
@@ -185,6 +187,12 @@ def _train(sweep: Sweep, store: Callable[[Rows], None], over: Any) -> bool:
                 print(f"failed: {failure}", file=sys.stderr)
         store(rows)
     return True
+
+
+def _nothing_left(sweep: Sweep) -> str:
+    """Why a command trains nothing."""
+    count = len(sweep.programs)
+    return f"nothing to train: {count} of {count} programs finished earlier"
 
 
 def _left(sweep: Sweep, rows: Rows) -> Iterator[Path]:
@@ -219,6 +227,7 @@ def _submit(sweep: Sweep, store: Callable[[Rows], None], values: flags.FlagValue
     store(rows)
     left = {place: program for place, program in sweep.programs.items() if place not in rows}
     if not left:
+        print(_nothing_left(sweep))
         return True
     print(f"{len(left)} programs go to Ray; --status says how far they are")
     ended = cluster.outcomes(

@@ -518,10 +518,15 @@ def test_a_file_of_the_current_folder_is_an_agent(tmp_path: Path, monkeypatch: p
         shutil.copy(Path(__file__).parent.parent / "docs" / "example_agent.py", tmp_path / f"{name}.py")
     (tmp_path / "half_an_agent.py").write_text("Config = None")
     (tmp_path / "needy_agent.py").write_text("import no_such_library")
+    (tmp_path / "short_agent.py").write_text("Config = None\ndef make(config, spec): ...")
     assert agents.get("copied_agent").Config().temperature == 3.0
     assert agents.get("iql") is agents.AGENTS["iql"]
     with pytest.raises(ValueError, match="'half_an_agent' is no agent: it needs a Config and a make"):
         agents.get("half_an_agent")
+    with pytest.raises(
+        ValueError, match=r"'short_agent': its make is called as make\(config, spec, head\), .*many"
+    ):
+        agents.get("short_agent")
     with pytest.raises(ModuleNotFoundError, match=r"^No module named 'no_such_library'$"):
         agents.get("needy_agent")
 

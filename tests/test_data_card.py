@@ -108,6 +108,8 @@ def test_numbers_of_the_figure_are_written_in_full(tmp_path: Path, monkeypatch: 
     for axes, number in zip(figures[0].axes[:2], ("2,500,000", "1,000"), strict=True):
         assert number in [label.get_text() for label in axes.get_xticklabels()]
         assert not axes.xaxis.get_offset_text().get_text()
+        counts = [label.get_text() for label in axes.get_yticklabels()]
+        assert counts and all(count.isdigit() for count in counts)  # of episodes
 
 
 def test_wrong_shapes(tmp_path: Path) -> None:

@@ -468,3 +468,56 @@ def test_a_log_without_time_limits_is_warned_of(recwarn):
     from_steps(**log, timeouts=np.zeros(7), source="mine")
     from_steps(**with_next | {"terminals": log["terminals"], "timeouts": None}, source="mine")
     assert not recwarn.list
+
+
+def test_next_observations_across_resets_are_refused():
+    """A log's observations, shifted by one step, where episodes begin anywhere."""
+    rng = np.random.default_rng(0)
+    log = episodes([20] * 5)
+    starts = np.repeat(rng.normal(size=(5, 2)) * 10, 20, 0)
+    log["observations"] = (starts + 0.1 * np.tile(np.arange(20), 5)[:, None]).astype(np.float32)
+    true = log["observations"] + np.float32(0.1)
+    shifted = np.roll(log["observations"], -1, 0)
+    assert from_steps(**log, next_observations=true, source="mine").last.sum() == 5
+    with pytest.raises(DataError, match=r"^mine: next observations at time limits .* all 4 of them.*: leave"):
+        from_steps(**log, next_observations=shifted, source="mine")
+    from_steps(**log, next_observations=shifted, source="mine", continuing=True)
+    one_true = np.where(np.arange(100)[:, None] == 39, true, shifted)
+    from_steps(**log, next_observations=one_true, source="mine")
+
+
+def test_an_environment_that_may_have_gone_on_after_time_limits_is_warned_of(recwarn):
+    """From any state by an ordinary step; or to the one state in which all episodes begin."""
+    with pytest.warns(UserWarning, match="mine: at all 4 time limits the next observation is"):
+        from_steps(**chained(50), source="mine")
+    log = chained(50)
+    log["observations"] = log["observations"] % 10
+    log["next_observations"] = np.roll(log["observations"], -1, 0)
+    with pytest.warns(UserWarning, match="mine: at all 4 time limits the next observation is"):
+        from_steps(**log, source="mine")
+    recwarn.clear()
+    from_steps(**chained(30), source="mine")  # with two of them it may be an accident
+    assert not recwarn.list
+
+
+def test_time_limits_that_are_all_terminals_are_warned_of(recwarn):
+    log = episodes([4, 3, 2])
+    both = log | {"terminals": log["timeouts"]}
+    with pytest.warns(UserWarning, match="^mine: all 3 time limits are marked as terminals, too: .* are 0"):
+        dataset = from_steps(**both, source="mine")
+    assert dataset.transitions.discount[dataset.last].sum() == 0
+    recwarn.clear()
+    from_steps(**log | {"terminals": log["timeouts"] & (np.arange(9) > 3)}, source="mine")
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize(
+    ("actions", "warned"),
+    [([0, 1, 1, 0], True), ([-1, 1, 1, -1], False), ([0, 0.5, 1, 0], False), ([1, 1, 1, 1], False)],
+)
+def test_floats_that_look_like_choices_are_warned_of(actions, warned, recwarn):
+    log = episodes([4]) | {"actions": np.array(actions, np.float32)}
+    from_steps(**log, source="mine")
+    assert [str(x.message) for x in recwarn.list] == warned * [
+        "mine: all actions are whole numbers: if they are choices, save them as integers"
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import math
 import os
@@ -1147,6 +1148,98 @@ def test_a_run_goes_on_with_its_data_in_another_folder(script: Any, flag: str, t
     ):
         with pytest.raises(checkpoint.CheckpointError, match=difference):
             begin(path, digest)
+
+
+def test_a_run_of_an_edited_agent_of_ones_own_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its file or one that it imports, but not for a comment; without a checkpoint nothing was trained by it."""
+    monkeypatch.syspath_prepend(tmp_path)
+    files = {"edited_agent": "import edited_part\nRATE = 1", "edited_part": "from rl import train\nX = 1"}
+
+    def write(name: str, text: str) -> None:
+        (tmp_path / f"{name}.py").write_text(text)
+        for module in files:
+            sys.modules.pop(module, None)
+
+    def begin(**fields: Any) -> tuple[lifecycle.Run, lifecycle.Start]:
+        importlib.invalidate_caches()
+        importlib.import_module("edited_agent")
+        chosen = offline.Settings(
+            agent="edited_agent", workdir=str(tmp_path / "run"), tensorboard=False, **fields
+        )
+        run = common.run(chosen, config(), 2, task="t", identity=(), card={})
+        return run, common.begin(run, {"state": np.zeros(2)})
+
+    for name, text in files.items():
+        write(name, text)
+    with lifecycle.session(*begin()):
+        pass
+    write("edited_part", "X = 2")
+    assert begin()[0].about["code"].keys() == {"edited_agent.py", "edited_part.py"}
+    write("edited_part", files["edited_part"])
+    with lifecycle.session(*begin()) as session:
+        session.keep(1, {"state": np.ones(2)})
+    write("edited_agent", f'"""Words."""\n{files["edited_agent"]}  # and more')
+    assert begin()[1].step == 1
+    for name, text in (("edited_agent", files["edited_agent"] + "0"), ("edited_part", "X = 2")):
+        write(name, text)
+        with pytest.raises(
+            checkpoint.CheckpointError,
+            match=f"run: {name}.py has changed since this run began: choose another --workdir, or --overwrite",
+        ):
+            begin()
+        assert begin(overwrite=True)[1].step == 0
+        write(name, files[name])
+    stored = log.read_json(tmp_path / "run" / log.CONFIG)
+    del stored["config"]["code"]  # as of a run from before
+    log.write_json(tmp_path / "run" / log.CONFIG, stored)
+    write("edited_part", "X = 2")
+    assert begin()[1].step == 1
+
+
+def test_own_code_is_of_the_agent_the_head_and_the_environment() -> None:
+    def names(**fields: Any) -> list[str]:
+        return sorted(common.own_code(online.Settings(**fields)))
+
+    example = {"agent": "docs.example_agent", "head": "docs.example_head.gaussian"}
+    agents.get(example["agent"])
+    heads.check_name(example["head"])
+    assert names(**example) == ["docs/example_agent.py", "docs/example_head.py"]
+    assert names(env="point_mass:PointMass-v0") == names(env="jax/point_mass.world") == ["point_mass.py"]
+    assert names(agent="rl.agents.iql", head="rl.values.heads.scalar", env="jax/Pendulum-v1") == []
+
+
+def test_an_agent_that_returns_no_learner_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agents, "get", lambda name: types.SimpleNamespace(make=lambda *_: None))
+    with pytest.raises(
+        ValueError, match=r"--agent=mine: its make must return a rl.types.Learner, not NoneType"
+    ):
+        common.learner("mine", None, Spec((3,), 1), heads.scalar())
+
+
+def test_a_scale_below_0_is_noted(capsys: pytest.CaptureFixture[str]) -> None:
+    for scale, said in (("-1", True), ("1", False), ("return_range", False)):
+        notes.note_negated_rewards(offline.Settings(reward_scale=scale))
+        assert ("rewards are negated" in capsys.readouterr().err) == said
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "message"),
+    [
+        ("Pendulm-v1", ValueError, "unknown environment 'Pendulm-v1'; the nearest names are Pendulum-v1"),
+        ("jax/Pendulm-v1", ValueError, "unknown environment 'jax/Pendulm-v1'"),
+        ("point_mass:PointMess-v0", ValueError, "unknown environment 'point_mass:PointMess-v0'"),
+        ("no_such_module:Mine-v0", ImportError, "--environment=no_such_module:Mine-v0: its module cannot"),
+        ("CartPole-v1", ValueError, "environment 'CartPole-v1' does not fit the data"),
+    ],
+)
+def test_where_to_evaluate_is_checked_before_a_run_is_begun(
+    name: str, kind: type[Exception], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(common, "run", lambda *_, **__: pytest.fail("begun"))
+    with pytest.raises(kind, match=message):
+        offline.run(settings(tmp_path, environment=name), config())
 
 
 def test_a_run_that_is_known_by_a_setting_of_earlier_versions_goes_on_with_it(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import toy_environments
 from gymnasium.spaces import Box, Discrete
 from test_experiments import arguments, assert_same_bits, end, files, state, two_processes
 
-from experiments import goals, trained
+from experiments import common, goals, trained
 from rl import acting, agents, checkpoint, lifecycle, log, shard
 from rl.agents import gcbc
 from rl.envs import two_rooms
@@ -256,6 +256,14 @@ def test_what_cannot_be_run_is_refused_before_anything_is_touched(
     with pytest.raises(ValueError, match=message):
         goals.run(settings(tmp_path, agent=agent, overwrite=True, **changes), config(agent, **own))
     assert files(tmp_path) == before
+
+
+def test_an_environment_without_goals_is_refused_before_the_run_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(common, "run", lambda *_, **__: pytest.fail("begun"))
+    with pytest.raises(ValueError, match="environment 'point_mass:PointMass-v0' has no goals"):
+        goals.run(settings(tmp_path, environment="point_mass:PointMass-v0"), config())
 
 
 def test_an_agent_of_ones_own_must_say_by_which_gamma_goals_are_drawn(

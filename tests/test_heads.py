@@ -681,6 +681,15 @@ def test_a_head_of_ones_own_is_checked() -> None:
         heads.make("docs.no_such_module.head")
 
 
+def nothing(low: float, high: float, size: int) -> None:
+    """A head whose return was forgotten."""
+
+
+def test_what_is_no_head_is_named() -> None:
+    with pytest.raises(ValueError, match=r"^head 'test_heads.nothing': a head must be .*ValueHead, not None"):
+        heads.make("test_heads.nothing", 0.0, 1.0)
+
+
 def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match=r"'hlgauss'.*scalar, two_hot, hl_gauss, c51, quantile"):
         heads.make("hlgauss")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,43 @@ def test_evaluations_play_whole_episodes() -> None:
     assert scores["length"].tolist() == [[5] * 3, [6] * 3]
     push = [0.21 * np.arange(1, 6), 0.19 * np.arange(1, 7)]
     np.testing.assert_allclose(scores["return"], [[-x.sum()] * 3 for x in push], rtol=1e-5)
+
+
+def broken(**parts: Any) -> World:
+    """`line` with other members of what its steps return, or of itself."""
+    step = line().step
+    made = lambda *arguments: step(*arguments)._replace(
+        **{name: f(step(*arguments)) for name, f in parts.items()}
+    )
+    return line()._replace(step=made)
+
+
+@pytest.mark.parametrize(
+    ("world", "message"),
+    [
+        (
+            line()._replace(spec=Spec((3,), 1)),
+            r"first observation is float32\[2, 2\] .* float32 or uint8\[2, 3\]",
+        ),
+        (
+            broken(reward=lambda x: x.reward[:, None]),
+            r"reward is float32\[2, 1\] .* by its spec float32\[2\]",
+        ),
+        (broken(terminated=lambda x: x.reward), r"terminated is float32\[2\] .* bool\[2\]"),
+        (broken(next_observation=lambda x: x.reward), r"next_observation is float32\[2\]"),
+        (broken(observation=lambda x: {"seen": x.observation}), r"its observation is missing .*"),
+        (broken(state=lambda x: (x.state,)), "its state is .* after a reset and .* after a step"),
+        (line()._replace(spec=Spec((2,), 2, True)), "its step fails: "),
+        (line()._replace(step=lambda *_: None), r"step must return a rl.envs.world.Outcome, not NoneType"),
+    ],
+)
+def test_a_world_that_is_not_as_its_spec_says_is_named(
+    world: World, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert functional.make(TASK).spec == line().spec
+    monkeypatch.setattr(sys.modules[__name__], "line", lambda: world)
+    with pytest.raises(ValueError, match=f"^environment '{TASK}': .*{message}"):
+        functional.make(TASK)
 
 
 def test_one_copy_is_an_environment_of_gymnasium() -> None:

@@ -1026,6 +1026,28 @@ def test_a_run_folder_of_other_code_is_refused_before_anything_is_trained(
     assert counted == [0]
 
 
+def test_a_finished_run_of_an_edited_agent_of_ones_own_is_refused(
+    counted: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    code = (ROOT / "docs" / "example_agent.py").read_text()
+    (tmp_path / "swept_agent.py").write_text(code)
+    sweep = yaml.safe_load(Path(seeds_sweep(tmp_path, 0, 1)).read_text())
+    sweep["parameters"]["agent"] = {"value": "swept_agent"}
+    file = write(tmp_path / "sweep.yaml", sweep)
+    start(file, f"--workdir={tmp_path / 'runs'}")
+    assert "nothing to train" not in capsys.readouterr().out
+    start(file, f"--workdir={tmp_path / 'runs'}")
+    assert "nothing to train: 2 of 2 programs finished earlier" in capsys.readouterr().out
+    (tmp_path / "swept_agent.py").write_text(code.replace("value_loss + policy_loss", "policy_loss"))
+    del sys.modules["swept_agent"]
+    with pytest.raises(
+        checkpoint.CheckpointError, match=r"swept_agent.py has changed since .*\nNothing was trained"
+    ):
+        start(file, f"--workdir={tmp_path / 'runs'}")
+    assert counted == [0, 1]
+
+
 def test_a_setting_that_a_run_did_not_know_yet_had_the_effect_of_its_default(
     counted: list[int], tmp_path: Path
 ) -> None:

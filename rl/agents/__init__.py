@@ -42,6 +42,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import math
 import pkgutil
 import re
@@ -174,10 +175,21 @@ def get(name: str) -> ModuleType:
         raise ValueError(f"unknown agent {name!r}: {_hint(name)}")
     module = _imported(name)
     if hasattr(module, "Config") and hasattr(module, "make"):
+        _check_arguments(name, module.make)
         return module
     if "." not in name and not (hasattr(module, "Config") or hasattr(module, "make")):
         raise ValueError(f"unknown agent {name!r}: {_hint(name)}")  # of a library, say
     raise ValueError(f"module {name!r} is no agent: it needs a Config and a make, as rl.agents.iql has")
+
+
+def _check_arguments(name: str, make: Any) -> None:
+    """Raises ValueError if the ``make`` of an agent cannot be called with a config, a spec and a head."""
+    try:
+        inspect.signature(make).bind("config", "spec", "head")
+    except TypeError as error:
+        raise ValueError(
+            f"agent {name!r}: its make is called as make(config, spec, head), and cannot be: {error}"
+        ) from None
 
 
 def _is_user_module(name: str) -> bool:

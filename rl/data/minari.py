@@ -82,6 +82,7 @@ def load(
         actions_outside="clip" if clip_actions else "error",
         low=low,
         high=high,
+        continuing=True,  # episodes have their own last observations; D4RL's PointMaze goes on from them
     )
     return loaded(
         dataset,

@@ -146,7 +146,7 @@ def _dataset(path: Path, environment: str | None, build: Callable[[str], Any], c
     if not _has_task(environment) and np.count_nonzero(arrays.get("rewards", 0)):
         raise DataError(
             f"{path} holds 'rewards', but OGBench's layout has none, and they would be ignored: save the log as .hdf5 "
-            "in D4RL's layout (rl.data.d4rl), or leave them out"
+            "in D4RL's layout (docs/own_data.md), or leave them out"
         )
     rows = sum(arrays["observations"].shape[:1])
     ends = flags("terminals", arrays["terminals"], rows, str(path))

@@ -30,6 +30,7 @@ _OTHER_NAMES = {
     "timeouts": ("truncations", "truncation", "truncated", "truncateds", "dones", "done"),
     "next_observations": ("next_obs",),
 }
+_LIMITS = 3  # time limits from which on it is no accident that something holds for all of them
 _NEAR = 0.85  # of two names' likeness: "action" is "actions", and "next_observations" are no "observations"
 
 
@@ -61,6 +62,7 @@ def from_steps(
     low: Any = -1.0,
     high: Any = 1.0,
     shuffled: bool = False,
+    continuing: bool = False,
 ) -> Dataset:
     """Transitions from ``N`` steps in the order they were logged, episodes one after another.
 
@@ -94,11 +96,14 @@ def from_steps(
         low: the action box's lower bounds, a number or one per dimension; mapped to -1.
         high: its upper bounds; mapped to 1.
         shuffled: steps are transitions in no order, with their ``next_observations``.
+        continuing: the environment may have gone on after a time limit, without a reset. Without it, next observations
+            that are the observation of the step after at every time limit are an error where they lead further than
+            other steps do, and elsewhere warned of: they may be the log's observations, shifted by one step.
 
     Raises:
         DataError: wrong type or length, no steps, NaN or infinity, an action outside the box or the range, a flag that
-            is not 0 or 1, no end of an episode anywhere, next observations that do not follow, shuffled steps without
-            them.
+            is not 0 or 1, no end of an episode anywhere, next observations that do not follow or lead across resets,
+            shuffled steps without them.
     """
     observations = _observations("observations", observations, source)
     rows = len(nest.leaves(observations)[0])
@@ -110,9 +115,10 @@ def from_steps(
         actions = _boxed(actions, rows, low, high, actions_outside == "clip", source)
     rewards = _vector("rewards", rewards, rows, source)
     terminal = flags("terminals", terminals, rows, source)
-    last = terminal.copy()
-    if timeouts is not None:
-        last |= flags("timeouts", timeouts, rows, source)
+    cut = np.zeros(rows, bool) if timeouts is None else flags("timeouts", timeouts, rows, source)
+    last = terminal | cut
+    if discounts is None:
+        _warn_of_terminal_limits(cut, terminal, source)
     discount = ~terminal if discounts is None else flags("discounts", discounts, rows, source)
     if next_observations is not None:
         next_observations = _observations("next_observations", next_observations, source)
@@ -121,6 +127,8 @@ def from_steps(
         jumps = np.any([_jumps(*pair) for pair in pairs], axis=0)
         if not shuffled:
             _check_order(jumps & ~last[:-1], source)
+        if not (shuffled or continuing):
+            _check_resets(observations, jumps, np.flatnonzero((cut & ~terminal)[:-1]), source)
         last[:-1] |= jumps
     elif shuffled:
         raise DataError(
@@ -413,6 +421,11 @@ def _boxed(actions: np.ndarray, rows: int, low: Any, high: Any, clip: bool, sour
         raise DataError(
             f"{source}: the action box {low} to {high} must have finite bounds, the lower ones below"
         )
+    if (low == -1).all() and (high == 1).all() and _are_whole(actions):
+        warnings.warn(
+            f"{source}: all actions are whole numbers: if they are choices, save them as integers",
+            stacklevel=3,
+        )
     excess = np.maximum(low - actions, actions - high)
     far = excess > _ROUNDING * (high - low)
     if far.any() and not clip:
@@ -429,6 +442,13 @@ def _boxed(actions: np.ndarray, rows: int, low: Any, high: Any, clip: bool, sour
     if (low == -1).all() and (high == 1).all():
         return actions
     return np.clip(2 * (actions - low) / (high - low) - 1, -1, 1)
+
+
+def _are_whole(actions: np.ndarray) -> bool:
+    """Whether actions [N, D] look like numbers of choices: single, whole, from 0, and not all the same."""
+    if actions.shape[1] != 1 or actions.min() < 0 or actions.min() == actions.max():
+        return False
+    return bool((actions == np.round(actions)).all())
 
 
 def _jumps(observations: np.ndarray, next_observations: np.ndarray) -> np.ndarray:
@@ -451,6 +471,39 @@ def _check_order(unmarked: np.ndarray, source: str) -> None:
             "order, next_observations are wrong, or the ends of episodes are not marked in 'timeouts': mend them, or "
             "leave next_observations out. If the log holds single transitions in no order, load it with --shuffled "
             "(shuffled=True)"
+        )
+
+
+def _check_resets(observations: Any, jumps: np.ndarray, limits: np.ndarray, source: str) -> None:
+    """Refuses next observations that lead across the resets after the steps ``limits``, at time limits.
+
+    Where these lead no further than other steps do, or all to one state, a warning: the environment may have gone on.
+    """
+    if len(limits) < _LIMITS or jumps[limits].any():
+        return
+    shown = nest.leaves(observations)
+    change = lambda rows: sum(np.abs(x[rows + 1] - x[rows].astype(np.float64)).mean() for x in shown)
+    same = all((x[limits + 1] == x[limits[0] + 1]).all() for x in shown)
+    if not same and change(limits) > 2 * change(np.maximum(limits - 1, 0)):
+        raise DataError(
+            f"{source}: next observations at time limits are the first of the next episode, at all {len(limits)} of "
+            "them, so that values would be those after a reset: leave next_observations out, or write what was "
+            "observed before the reset"
+        )
+    warnings.warn(
+        f"{source}: at all {len(limits)} time limits the next observation is the observation of the step after: if an "
+        "episode begins there, leave next_observations out",
+        stacklevel=3,
+    )
+
+
+def _warn_of_terminal_limits(cut: np.ndarray, terminal: np.ndarray, source: str) -> None:
+    """Warns if each of several time limits is marked as a terminal step, too."""
+    if (count := np.count_nonzero(cut)) > 1 and terminal[cut].all():
+        warnings.warn(
+            f"{source}: all {count} time limits are marked as terminals, too: their values are 0; if episodes were "
+            "only cut, leave terminals 0 there",
+            stacklevel=3,
         )
 
 

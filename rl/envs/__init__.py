@@ -9,7 +9,18 @@ accelerator. The environments that are pure JAX are modules that only their user
 in words, in NumPy: `rl.envs.double_t_maze`, `rl.envs.wordle` and `rl.envs.programs`, played by `rl.envs.text.play`.
 """
 
-from rl.envs.registry import first_action, make, spec
+from rl.envs.registry import check_name, draws, first_action, make, own_module, spec
 from rl.envs.workers import Step, Vector, WorkerDied, vector
 
-__all__ = ["Step", "Vector", "WorkerDied", "first_action", "make", "spec", "vector"]
+__all__ = [
+    "Step",
+    "Vector",
+    "WorkerDied",
+    "check_name",
+    "draws",
+    "first_action",
+    "make",
+    "own_module",
+    "spec",
+    "vector",
+]

@@ -77,6 +77,7 @@ def make(name: str) -> World:
         raise ValueError(
             f"environment {name!r}: {base} must return a rl.envs.world.World, not {type(world).__name__}"
         )
+    _check(name, world)
     return world
 
 
@@ -91,6 +92,60 @@ def time_limit(name: str) -> int:
     ):
         return 0
     return int(getattr(minatar.gymnax().make(base)[1], "max_steps_in_episode", 0))
+
+
+def _check(name: str, world: World) -> None:
+    """Raises ValueError, naming the member, if what a world of one's own returns is not as its spec says."""
+    spec, copies = world.spec, 2
+    keys = jax.random.split(jax.random.key(0), copies)
+    action = jnp.zeros(copies, jnp.int32) if spec.discrete else jnp.zeros((copies, spec.action_size))
+    first, state = _shapes(name, "reset", world.reset, tuple, keys)
+    made = _shapes(name, "step", world.step, Outcome, keys, state, action)
+    for member, x in (
+        ("first observation", first),
+        ("next_observation", made.next_observation),
+        ("observation", made.observation),
+    ):
+        _check_shapes(name, member, x, copies, spec.observation_shape, "float32", "uint8")
+    _check_shapes(name, "reward", made.reward, copies, (), "float32")
+    _check_shapes(name, "terminated", made.terminated, copies, (), "bool")
+    _check_shapes(name, "first", made.first, copies, (), "bool")
+    before, after = (jax.tree.map(_in_words, one) for one in (state, made.state))
+    if before != after:
+        raise ValueError(
+            f"environment {name!r}: its state is {before} after a reset and {after} after a step, but must stay alike"
+        )
+
+
+def _shapes(name: str, member: str, function: Callable[..., Any], kind: type[tuple], *arguments: Any) -> Any:
+    """What a function of the world returns, as shapes. Raises ValueError if it fails, or returns another ``kind``."""
+    try:
+        made = jax.eval_shape(function, *arguments)
+    except (AttributeError, IndexError, TypeError, ValueError) as error:
+        raise ValueError(f"environment {name!r}: its {member} fails: {error}") from error
+    if not isinstance(made, kind) or (kind is tuple and len(made) != 2):
+        needed = "(observations, states)" if kind is tuple else "a rl.envs.world.Outcome"
+        raise ValueError(
+            f"environment {name!r}: its {member} must return {needed}, not {type(made).__name__}"
+        )
+    return made
+
+
+def _check_shapes(name: str, member: str, made: Any, copies: int, shape: Any, *dtypes: str) -> None:
+    """Raises ValueError unless ``made`` has the shape [copies, *shape], or a dict of such, of one of the types."""
+    shapes = nest.map_structure(lambda axes: [copies, *axes], shape)
+    wanted = {place: f"{' or '.join(dtypes)}{x}" for place, x in nest.named(member, shapes).items()}
+    actual = {place: _in_words(x) for place, x in nest.named(member, made).items()}
+    for place in {**wanted, **actual}:
+        if actual.get(place) not in [wanted.get(place, "").replace(" or ".join(dtypes), x) for x in dtypes]:
+            raise ValueError(
+                f"environment {name!r}: its {place} is {actual.get(place, 'missing')} for {copies} copies, and by its "
+                f"spec {wanted.get(place, 'nothing')}"
+            )
+
+
+def _in_words(x: Any) -> str:
+    return f"{x.dtype}{list(x.shape)}" if hasattr(x, "shape") else type(x).__name__
 
 
 def timed(

@@ -123,6 +123,37 @@ def is_functional(name: str) -> bool:
     return name.startswith((GYMNAX, OURS))
 
 
+def own_module(name: str) -> str:
+    """The module that the name of an environment of one's own names; "" for any other environment."""
+    if name.startswith(OURS):
+        return name.removeprefix(OURS).rpartition(".")[0]
+    return _base(name).rpartition(":")[0]
+
+
+def check_name(name: str) -> None:
+    """Raises ValueError, with the nearest names, if no environment is called so; none is built.
+
+    Raises ImportError where what registers such names cannot be imported.
+    """
+    if is_functional(name):
+        importlib.import_module("rl.envs.functional").make(name)
+    elif registered(_base(name)) is None:
+        raise ValueError(f"unknown environment {name!r}{_nearest(_base(name))}")
+
+
+def draws(name: str) -> bool:
+    """Whether the environment renders what it shows, which takes seconds to set up, or a display."""
+    return name.startswith((pixels.PREFIX, "ALE/")) or _base(name).startswith("visual-")
+
+
+def _base(name: str) -> str:
+    """What an environment is registered as: without prefixes and suffixes of ours."""
+    base = distractors.parse(name.removesuffix(entities.SUFFIX)).base
+    for prefix in (pixels.PREFIX, goals.TASKS, goals.RANDOM):
+        base = base.removeprefix(prefix)
+    return base
+
+
 def stacked_frames(name: str) -> int:
     """How many frames each observation of the environment stacks, where only the newest is new; 0 elsewhere."""
     return atari.STACK if _is_atari(name) else pixels.STACK if name.startswith(pixels.PREFIX) else 0
@@ -136,10 +167,7 @@ def time_limit(name: str) -> int:
     if is_functional(name):
         functional: Any = importlib.import_module("rl.envs.functional")
         return int(functional.time_limit(name))
-    base = distractors.parse(name.removesuffix(entities.SUFFIX)).base
-    for prefix in (pixels.PREFIX, goals.TASKS, goals.RANDOM):
-        base = base.removeprefix(prefix)
-    known = registered(base)
+    known = registered(_base(name))
     return (known.max_episode_steps or 0) if known else 0
 
 

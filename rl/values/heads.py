@@ -113,7 +113,7 @@ def make(
         "c51": lambda: c51(*ends, size),
         "quantile": lambda: quantile(size, kappa),
     }
-    head = makers[name]() if name in makers else check(_user_maker(name)(*ends, size))
+    head = makers[name]() if name in makers else _of_ones_own(name, *ends, size)
     head = head._replace(about=_in_words(name, head.size, low, high, start, kappa, sigma_ratio))
     return head if start is None else starting_at(head, start)
 
@@ -163,6 +163,15 @@ def _user_maker(name: str) -> Callable[..., ValueHead]:
     return maker
 
 
+def _of_ones_own(name: str, low: Any, high: Any, size: int) -> ValueHead:
+    """The checked head of the user's ``module.function``, whose errors begin with its name."""
+    head = _user_maker(name)(low, high, size)
+    try:
+        return check(head)
+    except ValueError as error:
+        raise ValueError(f"head {name!r}: {error}") from error
+
+
 def check(head: ValueHead) -> ValueHead:
     """``head``, if its members fit one another; for heads of your own.
 
@@ -172,8 +181,10 @@ def check(head: ValueHead) -> ValueHead:
     targets has their mean, without which expectiles and averages over next states are biased.
 
     Raises:
-      ValueError: one does not; the message names the member.
+      ValueError: one does not; the message names the member. Or it is no `ValueHead`.
     """
+    if not isinstance(head, ValueHead):
+        raise ValueError(f"a head must be a rl.values.heads.ValueHead, not {head!r}: return one")
     key = jax.random.key(0)
     outputs, other = jax.random.normal(key, (2, 2, 3, head.size))
     reward, discount, weights = jnp.full((2, 3), 0.1), jnp.full((2, 3), 0.9), jnp.full((2, 3), 1 / 3)
