@@ -232,8 +232,8 @@ def _hint(name: str) -> str:
         )
         return f"it is run by python -m experiments.{script} --agent={usual}{settings}"
     hint = did_you_mean(usual, AGENTS)
-    of_rewards = ", ".join(known for known in AGENTS if known not in GOALS)
+    reward_agents = ", ".join(known for known in AGENTS if known not in GOALS)
     return (
-        f"{hint}known are {of_rewards}, to reach goals (experiments.goals) {', '.join(GOALS)}, and your own module or "
+        f"{hint}known are {reward_agents}, to reach goals (experiments.goals) {', '.join(GOALS)}, and your own module or "
         "package.module, found from the current folder"
     )

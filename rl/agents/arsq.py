@@ -149,7 +149,7 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
         """The outputs [..., K] with which a target continues."""
         return bellman.min_member(head, network.values(state.target["q"], observation))
 
-    def of_action(params: Params, observation: Any, action: Array) -> tuple[Array, Array, Array]:
+    def value_and_advantages(params: Params, observation: Any, action: Array) -> tuple[Array, Array, Array]:
         """V's outputs [E, ..., K], all tokens' advantages [E, ..., T, B], and the action's bins [..., T]."""
         cells = coarse.cell(grid, action)
         v, u = network.both(params, observation, coarse.contexts(tokens, cells))
@@ -162,7 +162,7 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
         y = batch.reward + discount * head.value(v_next)
 
         def loss(params):
-            v, advantages, bins = of_action(params["q"], batch.observation, batch.action)
+            v, advantages, bins = value_and_advantages(params["q"], batch.observation, batch.action)
             advantage = bellman.of_bins(advantages, bins).sum(-1)
             backup = (
                 batch.reward - jax.lax.stop_gradient(advantage),
@@ -202,8 +202,8 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
         params = state.params["q"]
         begun = network.begin(params, observation)
 
-        def step(cells: Array, of_token: tuple[Array, Key | None]) -> tuple[Array, None]:
-            token, key = of_token
+        def step(cells: Array, token_and_key: tuple[Array, Key | None]) -> tuple[Array, None]:
+            token, key = token_and_key
             u = network.step(params, begun, coarse.context(tokens, token, cells), token)
             smallest = bellman.soft_advantage(u, config.temperature).min(0)
             return coarse.append(tokens, token, cells, pick(smallest, key)), None
@@ -224,7 +224,7 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
         return head.value(bootstrap(state, observation))
 
     def critics(state: State, observation: Any, action: Array) -> Array:
-        v, advantages, bins = of_action(state.params["q"], observation, action)
+        v, advantages, bins = value_and_advantages(state.params["q"], observation, action)
         # Member by member: actions may have more leading axes than observations.
         return jax.vmap(jnp.add)(head.value(v), bellman.of_bins(advantages, bins).sum(-1))
 

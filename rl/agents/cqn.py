@@ -173,8 +173,8 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
             for name, (term_weight, term) in terms.items():
                 if not is_off(term_weight):
                     rows = demonstrated(batch, config.demonstrations, _OFF)
-                    of_row = weight * rows * mean_bins(term().mean(-1))
-                    metrics[name] = of_row.sum() / jnp.maximum(rows.sum(), 1.0)
+                    row_loss = weight * rows * mean_bins(term().mean(-1))
+                    metrics[name] = row_loss.sum() / jnp.maximum(rows.sum(), 1.0)
                     total = total + term_weight * metrics[name]
             return total, (distance, metrics)
 

@@ -85,14 +85,14 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
     extraction.require(config, spec)
     awr = config.extraction == "awr"
     body = (config.latent, config.hidden, config.layer_norm, config.network)
-    of_action = ensemble(mlp.critic(plain, *body), 2)
-    of_state = ensemble(mlp.state_value(*body, plain), 1)
-    of_goal = {members: ensemble(mlp.state_value(*body, plain), members) for members in (1, 2)}
+    state_action_encoder = ensemble(mlp.critic(plain, *body), 2)
+    state_encoder = ensemble(mlp.state_value(*body, plain), 1)
+    goal_encoder = {members: ensemble(mlp.state_value(*body, plain), members) for members in (1, 2)}
     policy = mlp.unit_policy(spec, config.hidden, config.network)
-    of_pairs = build(config.critic_optimiser, config.learning_rate, optimiser)
+    contrastive_optimiser = build(config.critic_optimiser, config.learning_rate, optimiser)
     optimisers = {
-        "critic": of_pairs,
-        "value": of_pairs,
+        "critic": contrastive_optimiser,
+        "value": contrastive_optimiser,
         "policy": build(config.policy_optimiser, config.learning_rate, optimiser),
     }
 
@@ -101,24 +101,27 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
         here, goal = steps.observation[OBSERVATION], steps.observation[GOAL]
         params = {
             "critic": {
-                "phi": of_action.init(keys[0], here, steps.action),
-                "psi": of_goal[2].init(keys[1], goal),
+                "phi": state_action_encoder.init(keys[0], here, steps.action),
+                "psi": goal_encoder[2].init(keys[1], goal),
             },
             "policy": policy.init(keys[2], steps.observation),
         }
         if awr:
-            params["value"] = {"phi": of_state.init(keys[3], here), "psi": of_goal[1].init(keys[4], goal)}
+            params["value"] = {
+                "phi": state_encoder.init(keys[3], here),
+                "psi": goal_encoder[1].init(keys[4], goal),
+            }
         return start(params, optimisers)
 
     def critic(params: Params, observation: Any, action: Array) -> tuple[Array, Array]:
         """Representations [2, ..., n] of state and action, and of the goal."""
-        phi = of_action.apply(params["phi"], observation[OBSERVATION], action)
-        return phi, of_goal[2].apply(params["psi"], observation[GOAL])
+        phi = state_action_encoder.apply(params["phi"], observation[OBSERVATION], action)
+        return phi, goal_encoder[2].apply(params["psi"], observation[GOAL])
 
     def value(params: Params, observation: Any) -> tuple[Array, Array]:
         """Representations [1, ..., n] of the state, and of the goal."""
-        phi = of_state.apply(params["phi"], observation[OBSERVATION])
-        return phi, of_goal[1].apply(params["psi"], observation[GOAL])
+        phi = state_encoder.apply(params["phi"], observation[OBSERVATION])
+        return phi, goal_encoder[1].apply(params["psi"], observation[GOAL])
 
     def logit(phi: Array, psi: Array) -> Array:
         """The smaller logit [...] of each row with its own goal."""
@@ -136,9 +139,9 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
         f = lambda action: logit(*critic(state.params["critic"], toward, action))
 
         def loss(params):
-            of_critic, accuracy = contrast(*critic(params["critic"], steps.observation, steps.action))
-            of_value = contrast(*value(params["value"], steps.observation))[0] if awr else 0.0
-            of_policy, measured = extraction.policy_loss(
+            critic_loss, accuracy = contrast(*critic(params["critic"], steps.observation, steps.action))
+            value_loss = contrast(*value(params["value"], steps.observation))[0] if awr else 0.0
+            policy_loss, measured = extraction.policy_loss(
                 config,
                 spec,
                 policy.apply(params["policy"], toward, key=key),
@@ -146,8 +149,8 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
                 q=f,
                 advantage=lambda: f(steps.action) - logit(*value(state.params["value"], toward)),
             )
-            metrics = {**measured, "contrastive_loss": of_critic, "accuracy": accuracy}
-            return of_critic + of_value + of_policy, metrics
+            metrics = {**measured, "contrastive_loss": critic_loss, "accuracy": accuracy}
+            return critic_loss + value_loss + policy_loss, metrics
 
         gradients, metrics = jax.grad(loss, has_aux=True)(state.params)
         state = descend(state, gradients, optimisers)

@@ -52,8 +52,8 @@ def policy_loss(
     """
     log_prob = policy.log_prob(action)
     if config.extraction == "ddpg_bc":
-        of_policy = q(mlp.greedy(policy, spec))
-        loss, measured = losses.ddpg_bc(of_policy, log_prob, config.alpha), {"policy_q": of_policy.mean()}
+        policy_q = q(mlp.greedy(policy, spec))
+        loss, measured = losses.ddpg_bc(policy_q, log_prob, config.alpha), {"policy_q": policy_q.mean()}
     else:
         advantages = advantage()
         loss = -(losses.awr_weight(advantages, config.alpha) * log_prob).mean()

@@ -102,12 +102,12 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
             q = critic.apply(params["critic"], batch.observation, batch.action)
             critic_loss = losses.critics(head, q, target)
             values = lambda action: critics(state, batch.observation, action)
-            policy_loss, of_policy = policy.loss(params, state, batch, policy_key, values)
+            policy_loss, policy_metrics = policy.loss(params, state, batch, policy_key, values)
             metrics = {
                 "critic_loss": critic_loss,
                 "q": head.value(q).mean(),
                 "clipped": head.clipped(*backup).mean(),
-                **of_policy,
+                **policy_metrics,
             }
             return critic_loss + policy_loss, metrics
 

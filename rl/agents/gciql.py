@@ -97,8 +97,10 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
         toward = goals.with_goal(steps.observation, batch.actor_goal)
 
         def loss(params):
-            of_values, _, metrics = iql.value_losses(config, head, critic, value, params, state, steps)
-            of_policy, measured = extraction.policy_loss(
+            critic_and_value_loss, _, metrics = iql.value_losses(
+                config, head, critic, value, params, state, steps
+            )
+            policy_loss, measured = extraction.policy_loss(
                 config,
                 spec,
                 policy.apply(params["policy"], toward, key=key),
@@ -106,7 +108,7 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
                 q=lambda action: smallest(state, toward, action),
                 advantage=lambda: smallest(state, toward, steps.action) - values(state, toward),
             )
-            return of_values + of_policy, {**measured, **metrics}
+            return critic_and_value_loss + policy_loss, {**measured, **metrics}
 
         gradients, metrics = jax.grad(loss, has_aux=True)(state.params)
         state = descend(follow(state, config.target_rate), gradients, optimisers)

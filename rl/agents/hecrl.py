@@ -210,14 +210,16 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
         low, high = goals.value_bounds(config.goals, config.discount)
         return jnp.clip(target, low, high), (target < low) | (target > high)
 
-    def policy_loss(params: Params, state: State, s: Array, g: Array, logged: Array) -> tuple[Array, Array]:
+    def policy_objective(
+        params: Params, state: State, s: Array, g: Array, logged: Array
+    ) -> tuple[Array, Array]:
         """L_pi, and the squared distance [] from the logged actions."""
         action = policy.apply(params, s, g)
         q = head.value(member.apply(first_member(state.params["critic"]), s, g, action))
         cloning = jnp.square(action - logged).mean()
         return config.alpha * cloning - losses.q_scale(q) * q.mean(), cloning
 
-    def subgoal_loss(params: Params, state: State, s: Array, g: Array, w: Array, key: Key) -> Array:
+    def subgoal_objective(params: Params, state: State, s: Array, g: Array, w: Array, key: Key) -> Array:
         """L_w."""
         assert proposal is not None
         advantage = lambda: values(state.params, w, g) - values(state.params, s, g)
@@ -236,20 +238,20 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
             value_loss, _ = losses.implicit_value(head, v, q_slow, v_target, config.expectile)
             q = critic.apply(params["critic"], s, g, steps.action)
             critic_loss = losses.critics(head, q, q_target)
-            of_policy, cloning = policy_loss(params["policy"], state, s, g_actor, steps.action)
+            policy_loss, cloning = policy_objective(params["policy"], state, s, g_actor, steps.action)
             metrics = {
                 "critic_loss": critic_loss,
                 "value_loss": value_loss,
-                "policy_loss": of_policy,
+                "policy_loss": policy_loss,
                 "cloning": cloning,
                 "clipped": clipped.mean(),
                 "q": head.value(q).mean(),
                 "v": head.value(v).mean(),
             }
-            total = critic_loss + value_loss + of_policy
+            total = critic_loss + value_loss + policy_loss
             if proposal is not None:
                 w = entities(batch.actor_subgoal)
-                metrics["subgoal_loss"] = subgoal_loss(params["subgoal"], state, s, g_actor, w, key)
+                metrics["subgoal_loss"] = subgoal_objective(params["subgoal"], state, s, g_actor, w, key)
                 total = total + metrics["subgoal_loss"]
             return total, metrics
 

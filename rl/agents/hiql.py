@@ -79,13 +79,13 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
     low = mlp.unit_policy(inner, config.hidden, config.network)
     proposal = spec._replace(action_size=config.representation, discrete=False)
     high = mlp.unit_policy(proposal, config.hidden, config.network)
-    of_value = build(config.value_optimiser, config.learning_rate, optimiser)
-    of_policy = build(config.policy_optimiser, config.learning_rate, optimiser)
+    value_optimiser = build(config.value_optimiser, config.learning_rate, optimiser)
+    policy_optimiser = build(config.policy_optimiser, config.learning_rate, optimiser)
     optimisers = {
-        "value": of_value,
-        "representation": of_value,
-        "policy": of_policy,
-        "high_policy": of_policy,
+        "value": value_optimiser,
+        "representation": value_optimiser,
+        "policy": policy_optimiser,
+        "high_policy": policy_optimiser,
     }
 
     def scaled(x: Array) -> Array:
@@ -121,12 +121,12 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
         there = goals.conditioned(subgoal, goal)
         return values(params, there) - values(params, goals.with_goal(observation, goal))
 
-    def value_loss(params: Params, observation: Any, fit: gcivl.Regression) -> tuple[Array, Array]:
+    def value_objective(params: Params, observation: Any, fit: gcivl.Regression) -> tuple[Array, Array]:
         """The loss of `rl.agents.gcivl`, and the values [E, B]."""
         v = value.apply(params["value"], with_representation(params["representation"], observation))
         return (fit.weight * head.loss(v, fit.target)).mean(1).sum(), head.value(v)
 
-    def low_loss(params: Params, batch: GoalBatch, advantage: Array, key: Key) -> tuple[Array, Array]:
+    def low_objective(params: Params, batch: GoalBatch, advantage: Array, key: Key) -> tuple[Array, Array]:
         """L_low, and log pi_l [B]."""
         toward = goals.with_goal(batch.value.observation, batch.subgoal)
         near = with_representation(params["representation"], toward)
@@ -135,7 +135,7 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
         log_prob = low.apply(params["policy"], near, key=key).log_prob(batch.value.action)
         return -(losses.awr_weight(advantage, config.low_alpha) * log_prob).mean(), log_prob
 
-    def high_loss(params: Params, online: Params, batch: GoalBatch, advantage: Array, key: Key) -> Array:
+    def high_objective(params: Params, online: Params, batch: GoalBatch, advantage: Array, key: Key) -> Array:
         """L_high; the representation that it proposes is the online one."""
         on_the_way, toward = (
             goals.with_goal(batch.value.observation, goal) for goal in (batch.actor_subgoal, batch.actor_goal)
@@ -157,20 +157,20 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
         low_key, high_key = jax.random.split(key)
 
         def loss(params):
-            of_value, v = value_loss(params, steps.observation, fit)
-            of_low, log_prob = low_loss(params, batch, low_advantage, low_key)
-            of_high = high_loss(params, online, batch, high_advantage, high_key)
+            value_loss, v = value_objective(params, steps.observation, fit)
+            low_loss, log_prob = low_objective(params, batch, low_advantage, low_key)
+            high_loss = high_objective(params, online, batch, high_advantage, high_key)
             metrics = {
-                "value_loss": of_value,
-                "policy_loss": of_low,
-                "high_policy_loss": of_high,
+                "value_loss": value_loss,
+                "policy_loss": low_loss,
+                "high_policy_loss": high_loss,
                 "clipped": fit.clipped,
                 "v": v.mean(),
                 "advantage": low_advantage.mean(),
                 "high_advantage": high_advantage.mean(),
                 "log_prob": log_prob.mean(),
             }
-            return of_value + of_low + of_high, metrics
+            return value_loss + low_loss + high_loss, metrics
 
         gradients, metrics = jax.grad(loss, has_aux=True)(online)
         state = descend(follow(state, config.target_rate), gradients, optimisers)

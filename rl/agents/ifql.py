@@ -108,13 +108,13 @@ def learner(
 
     def update(state: State, batch: Transition, key: Key) -> tuple[State, Metrics]:
         def loss(params):
-            of_values, advantage, metrics = iql.value_losses(
+            critic_and_value_loss, advantage, metrics = iql.value_losses(
                 config, head, critic, value, params, state, batch, imitated
             )
             values = lambda action: critics(state, batch.observation, action)
-            policy_loss, of_policy = policy.loss(params, state, batch, key, values)
-            metrics = {**metrics, "advantage": advantage.mean(), **of_policy}
-            return of_values + policy_loss, metrics
+            policy_loss, policy_metrics = policy.loss(params, state, batch, key, values)
+            metrics = {**metrics, "advantage": advantage.mean(), **policy_metrics}
+            return critic_and_value_loss + policy_loss, metrics
 
         gradients, metrics = jax.grad(loss, has_aux=True)(state.params)
         state = descend(follow(state, config.target_rate), gradients, optimisers)

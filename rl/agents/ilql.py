@@ -106,7 +106,7 @@ def make(config: Config, lm: LM, head: ValueHead, optimiser: Optimiser | None = 
         }
         return start(params, optimisers, targets=["trunk", "q"])
 
-    of_logged = functools.partial(_of_logged, config, q_values)
+    logged_outputs = functools.partial(_logged_outputs, config, q_values)
 
     def backup(steps: tokens.Steps, q_slow: Array, v: Array) -> tuple[Array, Array]:
         """Q's target [B, S, ...], given slow outputs [B, S, K] and V's [B, T, K]; and where it is clipped, [B, S]."""
@@ -118,13 +118,13 @@ def make(config: Config, lm: LM, head: ValueHead, optimiser: Optimiser | None = 
         step = steps.reward, config.discount * steps.discount, tokens.at(following, steps.next)
         return head.target(*step), head.clipped(*step)
 
-    def value_loss(v: Array, q_slow: Array, target: Array, taken: Array) -> tuple[Array, Array]:
+    def value_objective(v: Array, q_slow: Array, target: Array, taken: Array) -> tuple[Array, Array]:
         """L_V, and u [B, S]."""
         advantage = head.value(q_slow) - head.value(v)
         weight = losses.expectile_weight(advantage, config.expectile)
         return tokens.mean(weight * head.loss(v, target), taken), advantage
 
-    def critic_loss(q: Array, target: Array, has_target: Array) -> Array:
+    def critic_objective(q: Array, target: Array, has_target: Array) -> Array:
         """L_Q."""
         return tokens.mean(jax.vmap(head.loss, (0, None))(q, target).sum(0), has_target)
 
@@ -139,7 +139,7 @@ def make(config: Config, lm: LM, head: ValueHead, optimiser: Optimiser | None = 
         each = tokens.in_chunks(gap, config.chunk, features[:, :-1], steps.action, needed=steps.taken)
         return tokens.mean(each, steps.taken)
 
-    def policy_loss(params: Params, batch: TokenBatch, steps: tokens.Steps) -> Array:
+    def policy_objective(params: Params, batch: TokenBatch, steps: tokens.Steps) -> Array:
         """L_BC."""
         log_prob = log_probabilities(
             lm, params, batch.tokens, batch.segment, config.chunk, needed=batch.is_action
@@ -153,30 +153,30 @@ def make(config: Config, lm: LM, head: ValueHead, optimiser: Optimiser | None = 
         if config.backup == "sarsa":  # which cannot continue where no next token was logged
             has_target = taken & (steps.has_next | (steps.discount == 0))
         slow = lm.features(state.target["trunk"], batch.tokens, batch.segment)
-        q_slow = bellman.min_member(head, of_logged(state.target["q"], slow, steps))
+        q_slow = bellman.min_member(head, logged_outputs(state.target["q"], slow, steps))
         v_target = heads.same_target(head, q_slow)
 
         def loss(params):
             features = lm.features(params["trunk"], batch.tokens, batch.segment)
             v = v_values.apply(params["v"], features)
-            of_value, advantage = value_loss(v[:, :-1], q_slow, v_target, taken)
-            q = of_logged(params["q"], features, steps)
+            value_loss, advantage = value_objective(v[:, :-1], q_slow, v_target, taken)
+            q = logged_outputs(params["q"], features, steps)
             q_target, clipped = backup(steps, q_slow, jax.lax.stop_gradient(v))
-            of_critic = critic_loss(q, q_target, has_target)
+            critic_loss = critic_objective(q, q_target, has_target)
             metrics = {
-                "critic_loss": of_critic,
+                "critic_loss": critic_loss,
                 "clipped": tokens.mean(clipped, has_target),
-                "value_loss": of_value,
+                "value_loss": value_loss,
                 "q": tokens.mean(head.value(q).mean(0), taken),
                 "v": tokens.mean(head.value(v[:, :-1]), taken),
                 "advantage": tokens.mean(advantage, taken),
             }
-            total = of_critic + of_value
+            total = critic_loss + value_loss
             if not is_off(config.cql_weight):
                 metrics["cql"] = cql_term(params["q"], features, steps)
                 total = total + config.cql_weight * metrics["cql"]
             if not is_off(config.bc_weight):
-                metrics["policy_loss"] = policy_loss(params["policy"], batch, steps)
+                metrics["policy_loss"] = policy_objective(params["policy"], batch, steps)
                 total = total + config.bc_weight * metrics["policy_loss"]
             return total, metrics
 
@@ -218,7 +218,9 @@ def token_values(config: Config, lm: LM, head: ValueHead) -> Callable[[State, To
         def features(params: Params) -> Array:
             return lm.features(params["trunk"], batch.tokens, batch.segment)
 
-        q = head.value(_of_logged(config, q_values, state.target["q"], features(state.target), steps)).min(0)
+        q = head.value(
+            _logged_outputs(config, q_values, state.target["q"], features(state.target), steps)
+        ).min(0)
         v = head.value(v_values.apply(state.params["v"], features(state.params)))
         return TokenValues(tokens.at_tokens(steps, q), tokens.at_tokens(steps, v[:, :-1]))
 
@@ -246,7 +248,7 @@ def _q_values(config: Config, lm: LM, head: ValueHead) -> VocabularyValues:
     )
 
 
-def _of_logged(
+def _logged_outputs(
     config: Config, q_values: VocabularyValues, params: Params, features: Array, steps: tokens.Steps
 ) -> Array:
     """Q's outputs [E, B, S, K] of the logged tokens."""

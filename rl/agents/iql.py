@@ -129,12 +129,14 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
 
     def update(state: State, batch: Transition, key: Key) -> tuple[State, Metrics]:
         def loss(params):
-            of_values, advantage, metrics = value_losses(config, head, critic, value, params, state, batch)
+            critic_and_value_loss, advantage, metrics = value_losses(
+                config, head, critic, value, params, state, batch
+            )
             chosen = policy.apply(params["policy"], batch.observation, key=key)
             log_prob = chosen.log_prob(batch.action)
             policy_loss = -(losses.awr_weight(advantage, config.temperature) * log_prob).mean()
             metrics = {**metrics, "policy_loss": policy_loss, "advantage": advantage.mean()}
-            return of_values + policy_loss, metrics
+            return critic_and_value_loss + policy_loss, metrics
 
         gradients, metrics = jax.grad(loss, has_aux=True)(state.params)
         state = follow(descend(state, gradients, optimisers), config.target_rate)

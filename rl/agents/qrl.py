@@ -80,8 +80,8 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
     metric = quasimetric.interval(plain, *body)
     dynamics = mlp.state_value(*body)
     policy = mlp.unit_policy(spec, config.hidden, config.network)
-    of_distance = build(config.distance_optimiser, config.learning_rate, optimiser)
-    optimisers = dict.fromkeys(("distance", "multiplier", "dynamics"), of_distance) | {
+    distance_optimiser = build(config.distance_optimiser, config.learning_rate, optimiser)
+    optimisers = dict.fromkeys(("distance", "multiplier", "dynamics"), distance_optimiser) | {
         "policy": build(config.policy_optimiser, config.learning_rate, optimiser)
     }
 
@@ -101,7 +101,7 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
         """The latent state that an action leads to."""
         return latent + dynamics.apply(params, jnp.concatenate([latent, action], -1))
 
-    def distance_loss(
+    def distance_objective(
         params: Params, here: Array, there: Array, goal: Array
     ) -> tuple[Array, dict[str, Array]]:
         """L_d + L_l of latent states, and what to report."""
@@ -110,25 +110,25 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
         spread = (100 * jax.nn.softplus(5 - far / 100)).mean()
         excess = jnp.square(jax.nn.relu(near - 1)).mean()
         multiplier = jnp.exp(params["multiplier"])
-        of_distance = spread + jax.lax.stop_gradient(multiplier) * excess
-        of_multiplier = multiplier * (config.epsilon - jax.lax.stop_gradient(excess))
+        distance_loss = spread + jax.lax.stop_gradient(multiplier) * excess
+        multiplier_loss = multiplier * (config.epsilon - jax.lax.stop_gradient(excess))
         metrics = {
-            "distance_loss": of_distance,
+            "distance_loss": distance_loss,
             "excess": excess,
             "multiplier": multiplier,
             "distance": far.mean(),
             "step": near.mean(),
         }
-        return of_distance + of_multiplier, metrics
+        return distance_loss + multiplier_loss, metrics
 
-    def dynamics_loss(params: Params, here: Array, there: Array, action: Array) -> Array:
+    def dynamics_objective(params: Params, here: Array, there: Array, action: Array) -> Array:
         """L_T."""
         predicted = step(params["dynamics"], here, action)
         forth = metric.distance(params["distance"], there, predicted)
         back = metric.distance(params["distance"], predicted, there)
         return (forth + back).mean() / 2
 
-    def policy_loss(
+    def policy_objective(
         params: Params, state: State, batch: GoalBatch, key: Key, s: Array, s_next: Array
     ) -> tuple[Array, Metrics]:
         """L_pi at latent states, and what to report; distance and dynamics are the state's."""
@@ -154,13 +154,13 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
 
         def loss(params):
             here, there, goal = (metric.embed(params["distance"], x) for x in states)
-            total, metrics = distance_loss(params, here, there, goal)
+            total, metrics = distance_objective(params, here, there, goal)
             if has_dynamics:
-                metrics["dynamics_loss"] = dynamics_loss(params, here, there, steps.action)
+                metrics["dynamics_loss"] = dynamics_objective(params, here, there, steps.action)
                 total = total + metrics["dynamics_loss"]
             s, s_next = jax.lax.stop_gradient((here, there))  # the policy's loss moves nothing else
-            of_policy, measured = policy_loss(params["policy"], state, batch, key, s, s_next)
-            return total + of_policy, {**metrics, **measured}
+            policy_loss, measured = policy_objective(params["policy"], state, batch, key, s, s_next)
+            return total + policy_loss, {**metrics, **measured}
 
         gradients, metrics = jax.grad(loss, has_aux=True)(state.params)
         state = descend(state, gradients, optimisers)
