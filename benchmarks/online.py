@@ -87,7 +87,7 @@ def run(settings: Settings) -> dict[str, Any]:
 def _cases(settings: Settings, env: str, utd: int, peer: bool) -> list[Case]:
     chosen = online.Settings(env=env, utd=float(utd), replay=settings.replay, learning_starts=settings.warm)
     stream, bare = (interaction.stepper(chosen) for _ in range(2))
-    learner, replay = online.parts(chosen, sac.Config(), stream.spec)
+    learner, replay = online.learner_and_replay(chosen, sac.Config(), stream.spec)
     trainer = online.make_trainer(chosen, stream, learner, replay, Transform(), None)
     trainer.start(None)
     trainer.advance(settings.warm, _Silent(), [])

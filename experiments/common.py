@@ -304,7 +304,7 @@ def _kept(place: Path, chosen: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def own_code(settings: Any) -> dict[str, str]:
-    """`source_code.own` of the user's modules that the flags name: of the agent, the head and the environment."""
+    """`source_code.user_code` of the user's modules that the flags name: of the agent, the head and the environment."""
     ours = (*agents.AGENTS, *agents.SCRIPTS)
     environments = [envs.own_module(getattr(settings, name, "")) for name in ("env", "environment")]
     named = [settings.agent if settings.agent not in ours else "", settings.head.rpartition(".")[0]]
@@ -312,7 +312,7 @@ def own_code(settings: Any) -> dict[str, str]:
         file: digest
         for name in (*named, *environments)
         if name
-        for file, digest in source_code.own(name).items()
+        for file, digest in source_code.user_code(name).items()
     }
 
 
@@ -338,7 +338,7 @@ def begin(run: lifecycle.Run, tree: Mapping[str, Any]) -> lifecycle.Start:
     Its message says more where the schedule of a learning rate has another length.
     """
     changed = "" if run.overwrite else changed_code(run.folder, run.about.get("code", {}))
-    if lifecycle.anywhere(bool(changed)):
+    if lifecycle.any_process(bool(changed)):
         raise checkpoint.CheckpointError(
             f"{run.folder}: {changed or 'the code of one process has changed since this run began'}: choose another "
             "--workdir, or --overwrite to start again"

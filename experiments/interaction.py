@@ -141,7 +141,7 @@ def train(
     run: lifecycle.Run,
     trainer: Trainer | on_device.Trainer,
     learner: Learner,
-    seen: Transform,
+    preprocessing: Transform,
     initial: Callable[[], State | None] = lambda: None,
     *,
     slow: bool = False,
@@ -154,7 +154,7 @@ def train(
       run: where it lives.
       trainer: not yet started.
       learner: that it trains.
-      seen: how the learner sees observations.
+      preprocessing: how the learner sees observations.
       initial: the state that a run begins with, if not a fresh one: it is evaluated first, at step 0.
       slow: whether the policies that are exported are the slow ones (`export`).
       whole: whether all networks are exported with them.
@@ -168,7 +168,7 @@ def train(
     else:
         trainer.start(trained)
     with (
-        scorer(settings, learner, seen) as score,
+        scorer(settings, learner, preprocessing) as score,
         lifecycle.session(run, start) as session,
     ):
         (run.folder / ACTORS).mkdir(exist_ok=True)
@@ -218,14 +218,14 @@ def _check(trainer: Trainer | on_device.Trainer, error: Exception) -> None:
 
 @contextmanager
 def scorer(
-    settings: Settings, learner: Learner, seen: Transform
+    settings: Settings, learner: Learner, preprocessing: Transform
 ) -> Iterator[Callable[[State, int], dict[str, np.ndarray]]]:
     """A function (state, number of the evaluation) -> {"eval/...": [S, episodes]}.
 
     On the CPU, or where the learner is if the environment is JAX, too.
     """
     actor = acting.over_seeds(acting.actor(learner), STACKED)
-    actor = acting.observing(actor, functools.partial(transform.observations, seen))
+    actor = acting.observing(actor, functools.partial(transform.observations, preprocessing))
     if registry.is_functional(settings.env):
         world = functional.make(settings.env)
         play = on_device.evaluator(world, actor, settings.eval_episodes, settings.seeds, settings.seed)

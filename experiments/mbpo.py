@@ -137,7 +137,7 @@ def make_trainer(settings: Settings, stream: Stream, loop: mbpo.Loop) -> Trainer
         rhythm=interaction.rhythm(settings),
         learning_starts=settings.learning_starts,
         random=settings.learning_starts,
-        seen=Transform(),
+        preprocessing=Transform(),
         retraining=loop.retraining,
     )
 

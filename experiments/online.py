@@ -123,17 +123,17 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
             init_from.check_spec(settings, spec)
         loaded = mixture(settings, spec)
         agents.check_data(settings.agent, config, loaded.dataset.transitions if loaded else None)
-        seen = init_from.transformation(settings, loaded)
-        learner, replay = parts(settings, config, spec)
-        logged = demonstrations(settings, config, seen, loaded) if loaded else None
-        trainer = make_trainer(settings, world, learner, replay, seen, logged)
+        preprocessing = init_from.transformation(settings, loaded)
+        learner, replay = learner_and_replay(settings, config, spec)
+        logged = demonstrations(settings, config, preprocessing, loaded) if loaded else None
+        trainer = make_trainer(settings, world, learner, replay, preprocessing, logged)
         this = common.run(
             settings,
             config,
             settings.steps,
             task=settings.env,
             identity=IDENTITY,
-            card={"transform": transform.to_json(seen), "digest": loaded.digest if loaded else None},
+            card={"transform": transform.to_json(preprocessing), "digest": loaded.digest if loaded else None},
             about={
                 "preset": presets.stored("online", settings, "env"),
                 "support": init_from.support(settings),
@@ -150,7 +150,7 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
         notes.note_n_step(settings, config, spec)
         notes.note_unused_head(settings)
         exported = interaction.exported(config)
-        return interaction.train(settings, this, trainer, learner, seen, initial_state, **exported)
+        return interaction.train(settings, this, trainer, learner, preprocessing, initial_state, **exported)
 
 
 def make_trainer(
@@ -158,7 +158,7 @@ def make_trainer(
     world: World | Stream,
     learner: Learner,
     replay: online.Replay,
-    seen: Transform,
+    preprocessing: Transform,
     logged: Any,
 ) -> Trainer | on_device.Trainer:
     """The environments and the learners in them; with ``--init_from``, no action is drawn at random."""
@@ -167,7 +167,7 @@ def make_trainer(
         "rhythm": interaction.rhythm(settings),
         "learning_starts": settings.learning_starts,
         "random": 0 if settings.init_from else settings.learning_starts,
-        "seen": seen,
+        "preprocessing": preprocessing,
         "logged": logged,
     }
     if isinstance(world, World):
@@ -255,7 +255,7 @@ def check_chunk(settings: Settings) -> None:
         )
 
 
-def parts(settings: Settings, config: Any, spec: Spec) -> tuple[Learner, online.Replay]:
+def learner_and_replay(settings: Settings, config: Any, spec: Spec) -> tuple[Learner, online.Replay]:
     """The learner and its memory. Raises ValueError where a head needs a support that no flag gives."""
     if not settings.init_from:
         interaction.check_head(settings, config, spec)
@@ -289,9 +289,9 @@ def success(settings: Settings) -> str | float | None:
     return checks.number("relabel_success", settings.relabel_success, SUCCESS, FINAL_SUCCESS)
 
 
-def demonstrations(settings: Settings, config: Any, seen: Transform, loaded: data.Loaded) -> Any:
+def demonstrations(settings: Settings, config: Any, preprocessing: Transform, loaded: data.Loaded) -> Any:
     """The logged data as the agent sees its own experience: rewards, observations and steps in each transition."""
-    return common.rows(settings, config, transform.apply(seen, loaded.dataset))
+    return common.rows(settings, config, transform.apply(preprocessing, loaded.dataset))
 
 
 def mixture(settings: Settings, spec: Spec) -> data.Loaded | None:

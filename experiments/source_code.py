@@ -1,7 +1,8 @@
 """The code of this project that a function runs, as syntax trees without docstrings and comments.
 
 A study stores what it trained under a digest of it (`experiments.studies.digest`), and trains again what other code
-would train. A run stores digests of the user's own modules that it names (`own`), and is not continued with others.
+would train. A run stores digests of the user's own modules that it names (`user_code`), and is not continued with
+others.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _REPORTING = ("experiments.flags", "experiments.notes", "experiments.studies", "
 _LIBRARY = ("benchmarks", "experiments", "rl", "sweeps")
 _INSTALLED = ("site-packages", "dist-packages")  # folders of installed packages
 
-# {module: what it was imported by, and `own` of it}
+# {module: what it was imported by, and `user_code` of it}
 _known: dict[str, tuple[ModuleSpec, dict[str, str]]] = {}
 
 
@@ -44,7 +45,7 @@ def needed(module: str, name: str) -> dict[str, str]:
     return code
 
 
-def own(module: str) -> dict[str, str]:
+def user_code(module: str) -> dict[str, str]:
     """{file: digest of its code} of a user's module and of those that it imports from beside it.
 
     Nothing of a module of this library, or of one that is not found. Beside it is the folder in which names of modules
@@ -58,7 +59,7 @@ def own(module: str) -> dict[str, str]:
     if spec is None or not str(spec.origin).endswith(".py"):
         return {}
     if module not in _known or _known[module][0] is not spec:
-        _known[module] = spec, _own(module, Path(str(spec.origin)))
+        _known[module] = spec, _user_code(module, Path(str(spec.origin)))
     return _known[module][1]
 
 
@@ -68,7 +69,7 @@ def _found(module: str) -> ModuleSpec | None:
     return None
 
 
-def _own(module: str, file: Path) -> dict[str, str]:
+def _user_code(module: str, file: Path) -> dict[str, str]:
     root = file.parents[module.count(".") + (file.name == "__init__.py")]
     own_top = module.partition(".")[0]
     code: dict[str, str] = {}

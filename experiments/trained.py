@@ -318,8 +318,8 @@ def player(policies: Policies, member: int = 0, seed: int = 0) -> Callable[..., 
         if memory is None:
             memory = actor.start(state, shown)
         key, now = jax.random.split(key)
-        own = jax.random.split(now, policies.count)[member]
-        action, memory = act(state, memory, shown, np.full(1, first), own)
+        member_key = jax.random.split(now, policies.count)[member]
+        action, memory = act(state, memory, shown, np.full(1, first), member_key)
         return np.asarray(action[0])
 
     return step
@@ -424,16 +424,16 @@ def _as_trained(card: Mapping[str, Any], settings: Settings, folder: Path) -> of
     return offline.Settings(**(of_card | chosen))
 
 
-def show_estimates(found: Mapping[str, Any]) -> None:
+def show_estimates(estimates: Mapping[str, Any]) -> None:
     """Prints what `estimates` returns."""
-    for label, part in notes.parts(found):
+    for label, part in notes.parts(estimates):
         each = " ".join(f"{value:.4g}" for value in part["fitted_q"]["per_seed"])
         name = f"{label}: fitted_q" if label else "fitted_q"
         print(f"{name}: {part['fitted_q']['mean']:.4g}; each: {each}")
     print(
         "Estimated from the data alone: the discounted return of rewards as the agent sees them, of the policies after "
-        f"step {found['step']} of {found['settings']['run']}. Use it to rank policies; its level is biased where they "
-        "leave the data."
+        f"step {estimates['step']} of {estimates['settings']['run']}. Use it to rank policies; its level is biased where "
+        "they leave the data."
     )
 
 

@@ -79,7 +79,7 @@ class Trainer:
       learning_starts: steps of each seed before the first update; with ``retraining``, before its first run, which the
         updates follow that the next step brings.
       random: steps of each seed whose actions are drawn uniformly.
-      seen: how learners see observations and rewards; by default as they are.
+      preprocessing: how learners see observations and rewards; by default as they are.
       logged: data that ``replay`` mixes into batches, as learners see them: a `rl.replay.dataset.Dataset`, or its
         `rl.replay.chunks.Chunks`.
       success: which episodes join the demonstrations, as in `succeeded`; None for none.
@@ -100,7 +100,7 @@ class Trainer:
         rhythm: tuple[int, int] = (1, 1),
         learning_starts: int,
         random: int,
-        seen: Transform = Transform(),
+        preprocessing: Transform = Transform(),
         logged: Any = None,
         success: str | float | None = None,
         retraining: Retraining | None = None,
@@ -109,7 +109,8 @@ class Trainer:
         self.whole, self._failed = True, False  # what is here can be saved; an environment failed
         self._stream, self._logged = stream, jax.device_put(logged)
         self._success = success
-        self._seen, self._see = seen, functools.partial(transform.observations, seen)
+        self._preprocessing = preprocessing
+        self._see = functools.partial(transform.observations, preprocessing)
         observation = self._see(stream.observation)
         rows = len(nest.leaves(observation)[0])
         self._seeds = keys.count(run_keys)
@@ -200,8 +201,8 @@ class Trainer:
           train.Diverged: a metric was not finite.
         """
         report = self.check()
-        metrics = online.known(report)
-        self.carry = self.carry._replace(tally=online.fresh_sums(sorted(report.metrics), self._seeds))
+        metrics = online.finite_metrics(report)
+        self.carry = self.carry._replace(tally=online.zero_sums(sorted(report.metrics), self._seeds))
         finished, self._stream.finished = self._stream.finished, []
         for place, name in ((1, "return"), (2, "length")):
             values: list[list[float]] = [[] for _ in range(self._seeds)]
@@ -272,7 +273,11 @@ class Trainer:
 
     def _step(self, experience: Experience) -> online.Step:
         scalar = np.stack(
-            [transform.rewards(self._seen, experience.reward), ~experience.terminated, experience.first]
+            [
+                transform.rewards(self._preprocessing, experience.reward),
+                ~experience.terminated,
+                experience.first,
+            ]
         )
         both = jax.tree.map(lambda *x: np.stack(x), experience.next_observation, experience.observation)
         shape = (self._seeds, self._environments)

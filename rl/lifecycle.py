@@ -118,7 +118,7 @@ def begin(run: Run, tree: Mapping[str, Any]) -> Start:
     """
     _check_same(run)
     other = holder(run.folder) if jax.process_index() == 0 else None
-    if anywhere(other is not None):
+    if any_process(other is not None):
         raise _in_use(run.folder, other)
     identity = {**run.card, "versions": versions()}
     there = checkpoint.steps(run.folder / CHECKPOINTS)
@@ -138,7 +138,7 @@ def begin(run: Run, tree: Mapping[str, Any]) -> Start:
     saved, step = earlier
     result = _finished(run, step) if step >= run.total else None
     if step >= run.total:
-        known = of_first(result is not None)  # others may not see the file yet
+        known = from_first_process(result is not None)  # others may not see the file yet
         result = (result or {"folder": str(run.folder)}) if known else None
     return Start(saved, step, saved.pop("seconds").item(), True, result, there)
 
@@ -233,7 +233,7 @@ class Session:
         Raises:
           train.Interrupted: Ctrl-C or SIGTERM before the last step, after the checkpoint.
         """
-        stop = anywhere(bool(self.stopping))
+        stop = any_process(bool(self.stopping))
         if due or stop:
             self.save(step, tree, notes())
         if stop and step < self._run.total:
@@ -269,7 +269,7 @@ class Session:
         self._record.result(result)
         if jax.process_index() == 0:
             draw(run)
-        anywhere(False)  # the others return when all is there
+        any_process(False)  # the others return when all is there
         return result | {"folder": str(run.folder)}
 
 
@@ -292,7 +292,7 @@ def session(run: Run, start: Start) -> Iterator[Session]:
                 log.check_wandb()
         except (InUse, OSError, ImportError, ValueError) as error:
             failure = error  # on the first process alone: the others would wait for it
-        if anywhere(failure is not None):
+        if any_process(failure is not None):
             raise failure or InUse(f"the first process could not open {run.folder}: its message says why")
         _check_unchanged(run, start)
         if run.overwrite:
@@ -305,7 +305,7 @@ def session(run: Run, start: Start) -> Iterator[Session]:
 def _check_unchanged(run: Run, start: Start) -> None:
     """Raises InUse if another process has written to the run's checkpoints since ``start`` was read."""
     known = run.overwrite or start.checkpoints is None
-    if anywhere(not known and checkpoint.steps(run.folder / CHECKPOINTS) != start.checkpoints):
+    if any_process(not known and checkpoint.steps(run.folder / CHECKPOINTS) != start.checkpoints):
         raise InUse(
             f"another process went on with the run in {run.folder} while this one prepared to: start the same command "
             "again"
@@ -548,11 +548,11 @@ def _lines(folder: Path, step: int) -> int:
     return 0
 
 
-def of_first(value: bool) -> bool:
+def from_first_process(value: bool) -> bool:
     """What the first process says, where others may see something else in a shared folder; all must call it."""
     return bool(multihost_utils.broadcast_one_to_all(np.asarray(value)))
 
 
-def anywhere(stop: bool) -> bool:
+def any_process(stop: bool) -> bool:
     """Whether it is so on any host, so that all leave after the same epoch; all must call it."""
     return bool(np.any(multihost_utils.process_allgather(np.asarray(stop))))

@@ -54,7 +54,7 @@ class Trainer:
       rhythm: how many updates are made after every how many steps of the ``N`` environments together.
       learning_starts: steps of each seed before the first update.
       random: steps of each seed whose actions are drawn uniformly.
-      seen: how learners see observations and rewards.
+      preprocessing: how learners see observations and rewards.
       logged: data that ``replay`` mixes into batches, as learners see them.
     """
 
@@ -68,7 +68,7 @@ class Trainer:
         rhythm: tuple[int, int] = (1, 1),
         learning_starts: int,
         random: int,
-        seen: Transform = Transform(),
+        preprocessing: Transform = Transform(),
         logged: Any = None,
     ):
         keys.count(run_keys)
@@ -76,7 +76,7 @@ class Trainer:
         self._environments, self._logged = replay.environments, jax.device_put(logged)
         self._boundaries = learning_starts, random
         self._most = max(1, _CALL * rhythm[1] // max(rhythm))  # steps of each environment in one call
-        begin, steps = _program(world, learner, replay, run_keys, rhythm, seen)
+        begin, steps = _program(world, learner, replay, run_keys, rhythm, preprocessing)
         init = functools.partial(begin, random=random > 0)
         self._init = jax.jit(init)
         self._run = jax.jit(steps, static_argnums=(3, 4), donate_argnums=0)
@@ -139,12 +139,12 @@ class Trainer:
         with np.errstate(invalid="ignore"):
             mean = np.asarray(episodes.finished) / np.asarray(episodes.count)
         self._carry = self._carry._replace(
-            learning=self.carry._replace(tally=online.fresh_sums(sorted(report.metrics), seeds)),
+            learning=self.carry._replace(tally=online.zero_sums(sorted(report.metrics), seeds)),
             episodes=episodes._replace(
                 finished=jnp.zeros_like(episodes.finished), count=jnp.zeros_like(episodes.count)
             ),
         )
-        return online.known(report) | {"train/return": mean[0], "train/length": mean[1]}
+        return online.finite_metrics(report) | {"train/return": mean[0], "train/length": mean[1]}
 
     def saved(self) -> dict[str, Any]:
         """What a checkpoint holds; shapes, before `start`."""
@@ -173,7 +173,7 @@ def _program(
     """What a `Trainer` compiles: how a run begins, and its steps; see there for the arguments."""
     environments, (updates, period) = replay.environments, rhythm
     explorer = acting.resetting(acting.explorer(learner))
-    act = functools.partial(online.choose, world.spec, explorer, keys.of(run_keys, "act"))
+    act = functools.partial(online.choose_actions, world.spec, explorer, keys.of(run_keys, "act"))
     see = functools.partial(transform.observations, preprocessing)
     world_keys = keys.of(run_keys, "world")
 
@@ -182,25 +182,25 @@ def _program(
         observation, state = jax.vmap(lambda key: world.reset(_each(key, 0, environments)))(world_keys)
         observation = see(observation)
         types = jax.tree.map(lambda x: x.dtype, observation)
-        learning = online.fresh(learner, world.spec, replay, explorer, run_keys, environments, types)
+        learning = online.initial_carry(learner, world.spec, replay, explorer, run_keys, environments, types)
         learning = learning._replace(seen=observation, state=learning.state if given is None else given)
         learning, _ = act(learning, random)
         seeds = run_keys.shape[0]
         nothing = jnp.zeros((2, seeds, environments))
         return Carry(learning, state, Episodes(nothing, nothing[..., 0], jnp.zeros(seeds), jnp.bool_(True)))
 
-    def stepped(made: Outcome) -> online.Step:
+    def stepped(outcome: Outcome) -> online.Step:
         """What came of a step, as learners see it."""
-        both = jax.tree.map(lambda *x: jnp.stack(x), see(made.next_observation), see(made.observation))
-        reward = transform.scaled(preprocessing, made.reward)
-        return online.Step(both, jnp.stack([reward, 1.0 - made.terminated, 1.0 * made.first]))
+        both = jax.tree.map(lambda *x: jnp.stack(x), see(outcome.next_observation), see(outcome.observation))
+        reward = transform.scaled(preprocessing, outcome.reward)
+        return online.Step(both, jnp.stack([reward, 1.0 - outcome.terminated, 1.0 * outcome.first]))
 
     def learned(after: online.Carry, memory: Any, logged: Any, time: Array) -> online.Carry:
         """With the updates that are due after the step of number ``time``."""
         rows, priorities = replay.split(memory)
 
         def learn() -> tuple[online.Carry, Any]:
-            return online.improve(replay, run_keys, after, priorities, rows, logged, updates)
+            return online.update_learners(replay, run_keys, after, priorities, rows, logged, updates)
 
         # A condition even where it always holds, of which the compiler must not know: it would read what updates draw
         # together with what is being written, from a copy of the whole memory.
@@ -212,14 +212,14 @@ def _program(
         """One step of every environment, with the updates that are due after it, and the next actions."""
         before = carry.learning
         move = lambda key, state, action: world.step(_each(key, before.time, environments), state, action)
-        made = jax.vmap(move)(world_keys, carry.world, before.action)
-        memory, now, first = online.remember(
-            replay, before.memory, before.seen, before.action, before.first, stepped(made)
+        outcome = jax.vmap(move)(world_keys, carry.world, before.action)
+        memory, now, first = online.insert(
+            replay, before.memory, before.seen, before.action, before.first, stepped(outcome)
         )
         after = before._replace(memory=None, seen=now, first=first)
         after = learned(after, memory, logged, before.time) if learning else after._replace(memory=memory)
         after, _ = act(after, random)
-        return Carry(after, made.state, _counted(carry.episodes, made))
+        return Carry(after, outcome.state, _counted(carry.episodes, outcome))
 
     def steps(carry: Carry, logged: Any, count: Array | int, learning: bool, random: bool) -> Carry:
         """``count`` steps of every environment; however many, it is one program."""
@@ -233,14 +233,14 @@ def _each(key: Key, time: Array | int, environments: int) -> Key:
     return jax.random.split(jax.random.fold_in(key, time), environments)
 
 
-def _counted(episodes: Episodes, made: Outcome) -> Episodes:
+def _counted(episodes: Episodes, outcome: Outcome) -> Episodes:
     """With one step more of all [S, N] environments."""
-    running = episodes.running + jnp.stack([made.reward, jnp.ones_like(made.reward)])
-    paid = jax.tree.leaves((made.reward, made.next_observation))
+    running = episodes.running + jnp.stack([outcome.reward, jnp.ones_like(outcome.reward)])
+    paid = jax.tree.leaves((outcome.reward, outcome.next_observation))
     return Episodes(
-        running=jnp.where(made.first, 0.0, running),
-        finished=episodes.finished + jnp.where(made.first, running, 0.0).sum(-1),
-        count=episodes.count + made.first.sum(-1),
+        running=jnp.where(outcome.first, 0.0, running),
+        finished=episodes.finished + jnp.where(outcome.first, running, 0.0).sum(-1),
+        count=episodes.count + outcome.first.sum(-1),
         finite=episodes.finite & jnp.stack([jnp.isfinite(x).all() for x in paid]).all(),
     )
 
@@ -278,12 +278,12 @@ def evaluator(
             chance = jax.vmap(lambda key: jax.random.fold_in(key, 2 * LONG_EPISODE + time))(each)
             first = jnp.full(over.shape, time == 1)
             action, memory = actor.act(states, memory, seen, first, chance)
-            made = jax.vmap(world.step)(copies(time), world_state, action)
+            outcome = jax.vmap(world.step)(copies(time), world_state, action)
             running = over == 0
             scores = jnp.stack(
-                [total + running * made.reward, length + running, jnp.maximum(over, 1.0 * made.first)]
+                [total + running * outcome.reward, length + running, jnp.maximum(over, 1.0 * outcome.first)]
             )
-            return made.observation, made.state, memory, scores, time + 1
+            return outcome.observation, outcome.state, memory, scores, time + 1
 
         total, length, _ = jax.lax.while_loop(more, step, start)[3]
         return total, length

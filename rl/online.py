@@ -1,4 +1,4 @@
-"""Learning while acting, as two compiled calls per step: remember, then update and act.
+"""Learning while acting, as two compiled calls per step: insert, then update and act.
 
 The host steps the environments (`rl.envs.stream`) and says what came of it; everything else is on the device and
 is donated from call to call. They are two because the replay is written in place by the first and only read by the
@@ -419,23 +419,23 @@ def loop(
             "rl.online.steps, chunked or stacked_frames"
         )
     explorer = acting.resetting(acting.explorer(learner))
-    act = functools.partial(choose, spec, explorer, keys.of(run_keys, "act"))
+    act = functools.partial(choose_actions, spec, explorer, keys.of(run_keys, "act"))
 
     def init() -> Carry:
-        return fresh(learner, spec, replay, explorer, run_keys, environments, observation_type)
+        return initial_carry(learner, spec, replay, explorer, run_keys, environments, observation_type)
 
     def begin(carry: Carry, observation: Any, random: bool) -> tuple[Carry, Array]:
         first = jnp.ones_like(carry.first)
         return act(carry._replace(seen=jax.tree.map(jnp.asarray, observation), first=first), random)
 
     def store(memory: Any, seen: Any, action: Array, first: Array, outcome: Step) -> tuple[Any, Any, Array]:
-        return remember(replay, memory, seen, action, first, outcome)
+        return insert(replay, memory, seen, action, first, outcome)
 
     def learn(
         carry: Carry, priorities: Any, rows: Any, logged: Any, updates: int, random: bool
     ) -> tuple[Carry, Any, Array]:
         if updates:
-            carry, priorities = improve(replay, run_keys, carry, priorities, rows, logged, updates)
+            carry, priorities = update_learners(replay, run_keys, carry, priorities, rows, logged, updates)
         carry, action = act(carry, random)
         return carry, priorities, action
 
@@ -464,7 +464,7 @@ def loop(
     )
 
 
-def fresh(
+def initial_carry(
     learner: Learner,
     spec: Spec,
     replay: Replay,
@@ -492,11 +492,13 @@ def fresh(
         first=jnp.ones((seeds, environments), bool),
         policy_memory=jax.vmap(explorer.start, (train.STACKED, 0))(state, seen),
         time=jnp.zeros((), jnp.int32),
-        tally=fresh_sums(sorted(metrics), seeds),
+        tally=zero_sums(sorted(metrics), seeds),
     )
 
 
-def choose(spec: Spec, explorer: Actor, act_keys: Key, carry: Carry, random: bool) -> tuple[Carry, Array]:
+def choose_actions(
+    spec: Spec, explorer: Actor, act_keys: Key, carry: Carry, random: bool
+) -> tuple[Carry, Array]:
     """The next actions [S, N, ...], of the policy or uniformly ``random``."""
 
     def one(state: State, memory: Any, seen: Any, first: Array, key: Key) -> tuple[Array, Any]:
@@ -517,7 +519,7 @@ def choose(spec: Spec, explorer: Actor, act_keys: Key, carry: Carry, random: boo
     return carry._replace(action=stored, policy_memory=memory, time=carry.time + 1), action
 
 
-def remember(
+def insert(
     replay: Replay, memory: Any, seen: Any, action: Array, first: Array, outcome: Step
 ) -> tuple[Any, Any, Array]:
     """The memory with the step that was made, what is seen now, and where an episode starts with it."""
@@ -527,7 +529,7 @@ def remember(
     return memory, now, outcome.scalar[2] > 0
 
 
-def improve(
+def update_learners(
     replay: Replay, run_keys: Key, carry: Carry, priorities: Any, rows: Any, logged: Any, updates: int
 ) -> tuple[Carry, Any]:
     """Carry and priorities of the memory after this many ``updates``."""
@@ -543,7 +545,7 @@ def example(spec: Spec, observation_type: Any = jnp.float32) -> Transition:
     return ring.placeholder(jax.tree.map(lambda x: x[None], _blank(spec, observation_type)))
 
 
-def fresh_sums(names: list[str], seeds: int) -> MetricSums:
+def zero_sums(names: list[str], seeds: int) -> MetricSums:
     """Sums over no updates of metrics called ``names``."""
     return MetricSums(
         total={name: jnp.zeros(seeds) for name in names},
@@ -552,20 +554,20 @@ def fresh_sums(names: list[str], seeds: int) -> MetricSums:
     )
 
 
-def reading(sums: MetricSums) -> train.Report:
-    """The mean of each metric over all updates since `fresh_sums`; NaN if there were none."""
+def mean_report(sums: MetricSums) -> train.Report:
+    """The mean of each metric over all updates since `zero_sums`; NaN if there were none."""
     calls = sums.calls.astype(jnp.float32)
     return train.Report({name: total / calls for name, total in sums.total.items()}, sums.bad_step)
 
 
-def known(report: train.Report) -> dict[str, np.ndarray]:
+def finite_metrics(report: train.Report) -> dict[str, np.ndarray]:
     """The metrics of a report as {"train/...": [S]}, without those of which there is nothing yet."""
     metrics = {f"train/{name}": np.asarray(value) for name, value in report.metrics.items()}
     return {name: value for name, value in metrics.items() if np.isfinite(value).all()}
 
 
 def checked(sums: MetricSums, action: Any, step: int) -> train.Report:
-    """`reading`, on the host.
+    """`mean_report`, on the host.
 
     Args:
       sums: of the metrics.
@@ -576,7 +578,7 @@ def checked(sums: MetricSums, action: Any, step: int) -> train.Report:
       train.Diverged: a metric or an action is not finite. Actions tell it before the metrics do, of a gradient that was
         not.
     """
-    report = jax.device_get(reading(sums))
+    report = jax.device_get(mean_report(sums))
     train.check_finite(report)
     if not np.isfinite(action).all():
         raise train.Diverged(

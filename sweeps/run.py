@@ -159,7 +159,9 @@ def _train(sweep: Sweep, store: Callable[[Rows], None], over: Any) -> bool:
     """
     say = functools.cache(print)  # what is tried again is not said again
     rows = records.done(sweep) if shard.is_main() else {}
-    rows = {place: rows.get(place, []) for place in sweep.programs if lifecycle.of_first(place in rows)}
+    rows = {
+        place: rows.get(place, []) for place in sweep.programs if lifecycle.from_first_process(place in rows)
+    }
     store(rows)
     if len(rows) == len(sweep.programs) and shard.is_main():
         say(_nothing_left(sweep))
@@ -172,7 +174,7 @@ def _train(sweep: Sweep, store: Callable[[Rows], None], over: Any) -> bool:
         judged = program, place, sweep.metric, sweep.began
         try:
             known = records.ended(*judged) if shard.is_main() else []
-            rows[place] = known if lifecycle.of_first(bool(known)) else training.attempt(*judged)
+            rows[place] = known if lifecycle.from_first_process(bool(known)) else training.attempt(*judged)
         except lifecycle.InUse as error:
             say(f"left to another process: {error}", file=sys.stderr)
             continue

@@ -126,14 +126,14 @@ def execute(program: Program, workdir: Path, metric: str, began: float = math.in
     Raises:
       MetricError: the runs do not log ``metric``.
     """
-    if lifecycle.of_first(layout.finished(program, workdir, began)):
+    if lifecycle.from_first_process(layout.finished(program, workdir, began)):
         return _read(program, workdir, metric)
     settings, config, sweep = layout.arguments(program, workdir)
     if settings.overwrite and _begun(workdir, began):
         settings = dataclasses.replace(settings, overwrite=False)
     if settings.overwrite and shard.is_main():
         (workdir / DIVERGED).unlink(missing_ok=True)
-    if settings.overwrite or not lifecycle.of_first((workdir / DIVERGED).exists()):
+    if settings.overwrite or not lifecycle.from_first_process((workdir / DIVERGED).exists()):
         try:
             run = scripts.module(program.script).run
             run(settings, config, sweep) if SCRIPTS[program.script].together else run(settings, config)
@@ -180,7 +180,7 @@ def alarm(seconds: float) -> Iterator[Callable[[], bool]]:
     before = signal.signal(signal.SIGALRM, ring)
     signal.setitimer(signal.ITIMER_REAL, seconds, _ALARM)
     try:
-        yield lambda: lifecycle.anywhere(time.monotonic() >= end)
+        yield lambda: lifecycle.any_process(time.monotonic() >= end)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

@@ -139,13 +139,13 @@ def trainer(which: str, stream: Stream) -> Trainer:
         rhythm=(2, 1),
         learning_starts=2 * RANDOM,
         random=2 * RANDOM,
-        seen=Transform(),
+        preprocessing=Transform(),
     )
 
 
 def test_a_trainer_by_default_updates_once_per_step_and_changes_nothing_that_it_sees() -> None:
     toy, states = learner("counter"), []
-    told = {"rhythm": (1, 1), "seen": Transform()}
+    told = {"rhythm": (1, 1), "preprocessing": Transform()}
     for settings in (told, {}):
         with Stream(COUNTDOWN, [(0,), (1,)], 0) as stream:
             replay = online.uniform(toy, online.steps(), 200, 4)

@@ -142,7 +142,7 @@ def test_an_environment_with_a_history_and_its_log_are_read_through_a_transforme
     np.testing.assert_array_equal(seen[3, 2], seen[2, 3])  # the newest observation is the last of a history
     settings = online.Settings(env="page_memory:HistoryCartPole-v0", agent="dqn", env_processes=0)
     with interaction.stepper(settings) as stream:
-        learner, _ = online.parts(settings, agents.get("dqn").Config(hidden=(8, 8)), stream.spec)
+        learner, _ = online.learner_and_replay(settings, agents.get("dqn").Config(hidden=(8, 8)), stream.spec)
         state = jax.eval_shape(learner.init, jax.random.key(0), compiled.example(stream.spec))
     assert set(state.params["q"]["encoder"]) == {"into", "trunk"}
 

@@ -25,7 +25,7 @@ from rl.values import heads
 
 LIMIT = 20
 TASK = "jax/test_on_device.line"  # for whatever takes names
-SEEN = Transform(reward_scale=0.5, reward_shift=0.25)
+PREPROCESSING = Transform(reward_scale=0.5, reward_shift=0.25)
 
 
 def line() -> World:
@@ -60,7 +60,13 @@ def trainer(kind: str, rhythm: tuple[int, int], environments: int = 3, seeds: in
     replay = online.uniform(learner(), online.steps(environments=environments), 300, 16)
     make = on_device.Trainer if kind == "device" else interaction.Trainer
     run_keys = keys.seeds(jax.random.key(0), seeds)
-    settings = {"rhythm": rhythm, "learning_starts": 40, "random": 25, "seen": SEEN, **options}
+    settings = {
+        "rhythm": rhythm,
+        "learning_starts": 40,
+        "random": 25,
+        "preprocessing": PREPROCESSING,
+        **options,
+    }
     return make(world, learner(), replay, run_keys, **settings)
 
 

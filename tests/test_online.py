@@ -102,7 +102,7 @@ def programs() -> Iterator[None]:
             *(id(learner), id(replay), repr((spec, rest))),
             np.asarray(jax.random.key_data(run_keys)).tobytes(),
         )
-        patch.setattr(online, "parts", once(online.parts, by_settings))
+        patch.setattr(online, "learner_and_replay", once(online.learner_and_replay, by_settings))
         patch.setattr(compiled, "loop", once(compiled.loop, by_identity))
         yield
 
@@ -164,7 +164,7 @@ def test_what_happened_is_what_the_replay_holds() -> None:
         ]
         held = np.concatenate([np.float32(x[s]).reshape(capacity, -1) for x in columns], 1)[order]
         np.testing.assert_allclose(held, np.float32(expected[s]), rtol=1e-6)
-    means = np.asarray(compiled.reading(carry.tally).metrics["reward"])
+    means = np.asarray(compiled.mean_report(carry.tally).metrics["reward"])
     assert means[0] != means[1] and (min(rewards) < means).all() and (means < max(rewards)).all()
 
 
@@ -268,7 +268,7 @@ def test_returns_over_several_steps_ask_for_a_discount() -> None:
 def test_a_trainer_of_unequal_seeds_or_without_learners_is_refused() -> None:
     learner = counter()
     replay = compiled.uniform(learner, compiled.steps(), 10, 4)
-    rhythm = {"rhythm": (1, 1), "learning_starts": 1, "random": 0, "seen": Transform()}
+    rhythm = {"rhythm": (1, 1), "learning_starts": 1, "random": 0, "preprocessing": Transform()}
     with Stream("toy_environments:Countdown-v0", [(copy,) for copy in range(3)], 0) as stream:
         for keys, message in (
             (
@@ -297,7 +297,7 @@ class Demonstrated:
     """
 
     LOGGED, BATCH, CAPACITY, GAMMA = 6, 16, 12, 0.9
-    SEEN = Transform(2.0, -1.0, False, np.float32([1, 2, 3]), np.float32([2, 2, 2]))
+    PREPROCESSING = Transform(2.0, -1.0, False, np.float32([1, 2, 3]), np.float32([2, 2, 2]))
 
     def __init__(self, name: str = "toy_environments:CountdownFade-v0", keep: Any = compiled.relabelling):
         def update(state: State, batch: Any, key: Any) -> tuple[State, Any]:
@@ -327,7 +327,7 @@ class Demonstrated:
             rhythm=(1, 1),
             learning_starts=1,
             random=0,
-            seen=self.SEEN,
+            preprocessing=self.PREPROCESSING,
             logged=Dataset(log, np.ones(3, bool)),
             success="success",
         )
@@ -350,7 +350,7 @@ def test_successful_episodes_join_the_demonstrations() -> None:
     runs.trainer.start(None)
     steps: list[deque[dict[str, Any]]] = [deque(maxlen=runs.CAPACITY) for _ in range(2)]
     joined, drawn, expected_draws, variance = [0, 0], 0, 0.0, 0.0
-    see = lambda x: np.float32((x - runs.SEEN.mean) / runs.SEEN.deviation)
+    see = lambda x: np.float32((x - runs.PREPROCESSING.mean) / runs.PREPROCESSING.deviation)
     for _ in range(80):
         before, outcome = runs.step()
         for copy in range(4):
@@ -790,7 +790,7 @@ def test_networks_are_of_chunks_and_what_is_remembered_is_single_steps() -> None
         agent="iql", chunk=3, replan_every=2, offline_data="logged", batch_size=8, replay=64
     )
     spec, agent_config = Spec((4,), 2), config("iql", candidates=2)
-    learner, memory = online.parts(chosen, agent_config, spec)
+    learner, memory = online.learner_and_replay(chosen, agent_config, spec)
     logged = online.demonstrations(chosen, agent_config, Transform(), data.load("synthetic-continuous"))
     loop = compiled.loop(learner, spec, memory, jax.random.split(jax.random.key(0), 2))
     carry = jax.eval_shape(loop.init)

@@ -137,7 +137,7 @@ def test_an_agent_trains_on_frames_that_are_kept_once() -> None:
     settings = online.Settings(agent="cqn", env=PENDULUM, replay=40, batch_size=4, envs=2, learning_starts=20)
     online.check(settings)
     spec, small = Spec((84, 84, 9), 1), agents.cqn.Config(levels=2, bins=3, hidden=(8,), network=SHIFT)
-    learner, replay = online.parts(settings, small, spec)
+    learner, replay = online.learner_and_replay(settings, small, spec)
     loop = compiled.loop(learner, spec, replay, keys.seeds(jax.random.key(0), 1), 2, np.uint8)
     carry = jax.eval_shape(loop.init)
     frame = carry.memory.rows.frame

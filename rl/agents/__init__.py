@@ -234,6 +234,6 @@ def _hint(name: str) -> str:
     hint = did_you_mean(usual, AGENTS)
     reward_agents = ", ".join(known for known in AGENTS if known not in GOALS)
     return (
-        f"{hint}known are {reward_agents}, to reach goals (experiments.goals) {', '.join(GOALS)}, and your own module or "
-        "package.module, found from the current folder"
+        f"{hint}known are {reward_agents}, to reach goals (experiments.goals) {', '.join(GOALS)}, and your own module "
+        "or package.module, found from the current folder"
     )

@@ -100,17 +100,17 @@ def _check(name: str, world: World) -> None:
     keys = jax.random.split(jax.random.key(0), copies)
     action = jnp.zeros(copies, jnp.int32) if spec.discrete else jnp.zeros((copies, spec.action_size))
     first, state = _shapes(name, "reset", world.reset, tuple, keys)
-    made = _shapes(name, "step", world.step, Outcome, keys, state, action)
+    outcome = _shapes(name, "step", world.step, Outcome, keys, state, action)
     for member, x in (
         ("first observation", first),
-        ("next_observation", made.next_observation),
-        ("observation", made.observation),
+        ("next_observation", outcome.next_observation),
+        ("observation", outcome.observation),
     ):
         _check_shapes(name, member, x, copies, spec.observation_shape, "float32", "uint8")
-    _check_shapes(name, "reward", made.reward, copies, (), "float32")
-    _check_shapes(name, "terminated", made.terminated, copies, (), "bool")
-    _check_shapes(name, "first", made.first, copies, (), "bool")
-    before, after = (jax.tree.map(_in_words, one) for one in (state, made.state))
+    _check_shapes(name, "reward", outcome.reward, copies, (), "float32")
+    _check_shapes(name, "terminated", outcome.terminated, copies, (), "bool")
+    _check_shapes(name, "first", outcome.first, copies, (), "bool")
+    before, after = (jax.tree.map(_in_words, one) for one in (state, outcome.state))
     if before != after:
         raise ValueError(
             f"environment {name!r}: its state is {before} after a reset and {after} after a step, but must stay alike"
@@ -120,22 +120,22 @@ def _check(name: str, world: World) -> None:
 def _shapes(name: str, member: str, function: Callable[..., Any], kind: type[tuple], *arguments: Any) -> Any:
     """What a function of the world returns, as shapes. Raises ValueError if it fails, or returns another ``kind``."""
     try:
-        made = jax.eval_shape(function, *arguments)
+        returned = jax.eval_shape(function, *arguments)
     except (AttributeError, IndexError, TypeError, ValueError) as error:
         raise ValueError(f"environment {name!r}: its {member} fails: {error}") from error
-    if not isinstance(made, kind) or (kind is tuple and len(made) != 2):
+    if not isinstance(returned, kind) or (kind is tuple and len(returned) != 2):
         needed = "(observations, states)" if kind is tuple else "a rl.envs.world.Outcome"
         raise ValueError(
-            f"environment {name!r}: its {member} must return {needed}, not {type(made).__name__}"
+            f"environment {name!r}: its {member} must return {needed}, not {type(returned).__name__}"
         )
-    return made
+    return returned
 
 
-def _check_shapes(name: str, member: str, made: Any, copies: int, shape: Any, *dtypes: str) -> None:
-    """Raises ValueError unless ``made`` has the shape [copies, *shape], or a dict of such, of one of the types."""
+def _check_shapes(name: str, member: str, value: Any, copies: int, shape: Any, *dtypes: str) -> None:
+    """Raises ValueError unless ``value`` has the shape [copies, *shape], or a dict of such, of one of the types."""
     shapes = nest.map_structure(lambda axes: [copies, *axes], shape)
     wanted = {place: f"{' or '.join(dtypes)}{x}" for place, x in nest.named(member, shapes).items()}
-    actual = {place: _in_words(x) for place, x in nest.named(member, made).items()}
+    actual = {place: _in_words(x) for place, x in nest.named(member, value).items()}
     for place in {**wanted, **actual}:
         if actual.get(place) not in [wanted.get(place, "").replace(" or ".join(dtypes), x) for x in dtypes]:
             raise ValueError(
@@ -248,8 +248,8 @@ def _compiled(name: str) -> tuple[Spec, Callable[..., Any], Callable[..., Any]]:
     ) -> tuple[Outcome, list[np.ndarray]]:
         state = jax.tree.unflatten(structure, leaves)
         with jax.default_device(cpu):
-            made = jax.device_get(step(keys(seed, time), state, jnp.asarray(action)[None]))
-        return made, jax.tree.leaves(made.state)
+            outcome = jax.device_get(step(keys(seed, time), state, jnp.asarray(action)[None]))
+        return outcome, jax.tree.leaves(outcome.state)
 
     return world.spec, begin, advance
 
@@ -282,10 +282,10 @@ class Stepped(gymnasium.Env):
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict]:
         """As gymnasium's."""
         self._time += 1
-        made, self._state = _compiled(self._name)[2](self._seed, self._time, self._state, action)
-        over, terminated = bool(made.first[0]), bool(made.terminated[0])
-        seen = self._array(made.next_observation)
-        return seen, float(made.reward[0]), terminated, over and not terminated, {}
+        outcome, self._state = _compiled(self._name)[2](self._seed, self._time, self._state, action)
+        over, terminated = bool(outcome.first[0]), bool(outcome.terminated[0])
+        seen = self._array(outcome.next_observation)
+        return seen, float(outcome.reward[0]), terminated, over and not terminated, {}
 
     def _array(self, observation: Any) -> Any:
         return nest.map_structure(lambda x: np.asarray(x[0], np.float32), observation)
