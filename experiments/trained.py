@@ -432,8 +432,8 @@ def show_estimates(estimates: Mapping[str, Any]) -> None:
         print(f"{name}: {part['fitted_q']['mean']:.4g}; each: {each}")
     print(
         "Estimated from the data alone: the discounted return of rewards as the agent sees them, of the policies after "
-        f"step {estimates['step']} of {estimates['settings']['run']}. Use it to rank policies; its level is biased where "
-        "they leave the data."
+        f"step {estimates['step']} of {estimates['settings']['run']}. Use it to rank policies; its level is biased "
+        "where they leave the data."
     )
 
 
