@@ -51,7 +51,7 @@ def note_unused_head(settings: Any) -> None:
 
 def note_negated_rewards(settings: Any) -> None:
     """Prints that ``--reward_scale`` turns rewards into costs."""
-    if settings.reward_scale.lstrip().startswith("-"):
+    if str(settings.reward_scale).lstrip().startswith("-"):
         print(f"note: --reward_scale={settings.reward_scale}: rewards are negated", file=sys.stderr)
 
 

@@ -433,7 +433,7 @@ def draw(folder: Path, result: Mapping[str, Any]) -> None:
 
 def _draw_aggregates(folder: Path, result: Mapping[str, Any]) -> None:
     score, seeds = _score(result), _fewest_seeds(result)
-    width = _bootstrap_width(seeds, len(result["aggregate_tasks"]))
+    width = _bootstrap_width(seeds, len(result["aggregate_tasks"])) if seeds > 1 else 1.0
     note = f":\nthe bootstrap's, divided by {width:.2f} because of {seeds} seeds" if seeds > 1 else ""
     plot.bars(
         folder / "iqm.png",

@@ -80,11 +80,20 @@ def _user_code(module: str, file: Path) -> dict[str, str]:
         others = top in (*_LIBRARY, *sys.stdlib_module_names) or (root.name in _INSTALLED and top != own_top)
         if path is None or others or path.relative_to(root).as_posix() in code:
             continue
-        tree = _tree(path)
-        code[path.relative_to(root).as_posix()] = hashlib.sha256(_words(tree).encode()).hexdigest()[:16]
-        package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-        todo += [*_imported(tree, package), name.rpartition(".")[0]]
+        parent = name.rpartition(".")[0]
+        words, imported = _of_user(path, name if path.name == "__init__.py" else parent)
+        code[path.relative_to(root).as_posix()] = hashlib.sha256(words).hexdigest()[:16]
+        todo += [module for module in (*imported, parent) if module]
     return code
+
+
+def _of_user(path: Path, package: str) -> tuple[bytes, list[str]]:
+    """A user's file in words, and the names that it imports. What is no Python stays as it is: it need not run."""
+    try:
+        tree = _tree(path)
+    except SyntaxError:
+        return path.read_bytes(), []
+    return _words(tree).encode(), list(_imported(tree, package))
 
 
 def _imported(tree: ast.Module, package: str) -> Iterator[str]:
@@ -93,8 +102,9 @@ def _imported(tree: ast.Module, package: str) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         if isinstance(node, ast.ImportFrom) and (package or not node.level):
-            origin = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
-            yield from (origin, *(f"{origin}.{alias.name}" for alias in node.names))
+            with contextlib.suppress(ImportError):  # beyond the package, where it cannot run
+                origin = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+                yield from (origin, *(f"{origin}.{alias.name}" for alias in node.names))
 
 
 def _words(part: Any) -> str:
@@ -172,7 +182,7 @@ def _file(module: str) -> Path | None:
 
 def _file_in(root: Path, module: str) -> Path | None:
     path = root.joinpath(*module.split("."))
-    files = (path.with_suffix(".py"), path / "__init__.py")
+    files = (path.parent / f"{path.name}.py", path / "__init__.py")
     return next((file for file in files if file.exists()), None)
 
 

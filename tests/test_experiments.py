@@ -1155,7 +1155,11 @@ def test_a_run_of_an_edited_agent_of_ones_own_is_refused(
 ) -> None:
     """Its file or one that it imports, but not for a comment; without a checkpoint nothing was trained by it."""
     monkeypatch.syspath_prepend(tmp_path)
-    files = {"edited_agent": "import edited_part\nRATE = 1", "edited_part": "from rl import train\nX = 1"}
+    # Neither a file beside the folder nor one that is no Python and need not run is in the way.
+    (tmp_path.parent / f"{tmp_path.name}.py").write_text("")
+    (tmp_path / "broken.py").write_text("not Python")
+    agent = "try:\n    import broken\nexcept SyntaxError:\n    pass\nimport edited_part\nRATE = 1"
+    files = {"edited_agent": agent, "edited_part": "from rl import train\nX = 1"}
 
     def write(name: str, text: str) -> None:
         (tmp_path / f"{name}.py").write_text(text)
@@ -1176,7 +1180,7 @@ def test_a_run_of_an_edited_agent_of_ones_own_is_refused(
     with lifecycle.session(*begin()):
         pass
     write("edited_part", "X = 2")
-    assert begin()[0].about["code"].keys() == {"edited_agent.py", "edited_part.py"}
+    assert begin()[0].about["code"].keys() == {"broken.py", "edited_agent.py", "edited_part.py"}
     write("edited_part", files["edited_part"])
     with lifecycle.session(*begin()) as session:
         session.keep(1, {"state": np.ones(2)})
@@ -1219,9 +1223,9 @@ def test_an_agent_that_returns_no_learner_is_named(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_scale_below_0_is_noted(capsys: pytest.CaptureFixture[str]) -> None:
-    for scale, said in (("-1", True), ("1", False), ("return_range", False)):
+    for scale, noted in (("-1", True), ("1", False), ("return_range", False)):
         notes.note_negated_rewards(offline.Settings(reward_scale=scale))
-        assert ("rewards are negated" in capsys.readouterr().err) == said
+        assert ("rewards are negated" in capsys.readouterr().err) == noted
 
 
 @pytest.mark.parametrize(

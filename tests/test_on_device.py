@@ -203,6 +203,36 @@ def test_a_world_that_is_not_as_its_spec_says_is_named(
         functional.make(TASK)
 
 
+@jax.tree_util.register_pytree_node_class
+class Held:
+    """A state of a class that has no equality."""
+
+    def __init__(self, x: Any) -> None:
+        self.x = x
+
+    def tree_flatten(self) -> tuple[tuple[Any], None]:
+        return (self.x,), None
+
+    @classmethod
+    def tree_unflatten(cls, _: None, children: tuple[Any]) -> Held:
+        return cls(*children)
+
+
+def test_a_state_may_be_of_any_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = line()
+
+    def reset(keys: Key) -> tuple[Any, Held]:
+        observation, state = world.reset(keys)
+        return observation, Held(state)
+
+    def step(keys: Key, state: Held, action: Any) -> Outcome:
+        outcome = world.step(keys, state.x, action)
+        return outcome._replace(state=Held(outcome.state))
+
+    monkeypatch.setattr(sys.modules[__name__], "line", lambda: World(world.spec, reset, step))
+    assert functional.make(TASK).step is step
+
+
 def test_one_copy_is_an_environment_of_gymnasium() -> None:
     with_name = envs.make(TASK, seed=0)
     observation, _ = with_name.reset(seed=1)

@@ -488,7 +488,7 @@ def _check_resets(observations: Any, jumps: np.ndarray, limits: np.ndarray, sour
         raise DataError(
             f"{source}: next observations at time limits are the first of the next episode, at all {len(limits)} of "
             "them, so that values would be those after a reset: leave next_observations out, or write what was "
-            "observed before the reset"
+            "observed before the reset. If the environment went on, leave them out, too (from Python: continuing=True)"
         )
     warnings.warn(
         f"{source}: at all {len(limits)} time limits the next observation is the observation of the step after: if an "

@@ -92,7 +92,7 @@ def of(name: str) -> Rule:
     is_file = pathlib.PurePath(name).suffix in FILES
     if is_file:
         parts = parts[-1:]
-    of_user = ":" in parts[-1] or (name.startswith(OURS) and "." in name and not is_file)
+    of_user = ":" in "/".join(parts) or (name.startswith(OURS) and "." in name and not is_file)
     if not of_user and parts[0] != "dm_control":
         for words in ([word for word in re.split(r"[^a-z0-9]+", part) if word] for part in reversed(parts)):
             for count in range(len(words), 0, -1):

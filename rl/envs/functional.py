@@ -110,10 +110,12 @@ def _check(name: str, world: World) -> None:
     _check_shapes(name, "reward", outcome.reward, copies, (), "float32")
     _check_shapes(name, "terminated", outcome.terminated, copies, (), "bool")
     _check_shapes(name, "first", outcome.first, copies, (), "bool")
-    before, after = (jax.tree.map(_in_words, one) for one in (state, outcome.state))
-    if before != after:
+    trees: list[Any] = [jax.tree.structure(one) for one in (state, outcome.state)]
+    leaves = [[_in_words(leaf) for leaf in jax.tree.leaves(one)] for one in (state, outcome.state)]
+    if trees[0] != trees[1] or leaves[0] != leaves[1]:
         raise ValueError(
-            f"environment {name!r}: its state is {before} after a reset and {after} after a step, but must stay alike"
+            f"environment {name!r}: its state is {trees[0]} of {', '.join(leaves[0])} after a reset and {trees[1]} of "
+            f"{', '.join(leaves[1])} after a step, but must stay alike"
         )
 
 
