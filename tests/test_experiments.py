@@ -1157,7 +1157,7 @@ def test_a_run_of_an_edited_agent_of_ones_own_is_refused(
     monkeypatch.syspath_prepend(tmp_path)
     # Neither a file beside the folder nor one that is no Python and need not run is in the way.
     (tmp_path.parent / f"{tmp_path.name}.py").write_text("")
-    (tmp_path / "broken.py").write_text("not Python")
+    (tmp_path / "broken.py").write_text("no Python")
     agent = "try:\n    import broken\nexcept SyntaxError:\n    pass\nimport edited_part\nRATE = 1"
     files = {"edited_agent": agent, "edited_part": "from rl import train\nX = 1"}
 
