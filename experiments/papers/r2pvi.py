@@ -681,8 +681,8 @@ def draw_families(path: Path, rows: list[dict[str, Any]], xlabel: str, title: st
     """As `draw`, in panels: 11 lines and their crosses have more colours than can be told apart."""
     panels, published = {}, {}
     for name, methods_of in FAMILIES.items():
-        chosen = [curve for curve in rows if curve["label"].startswith(("PEVI", *methods_of))]
-        panels[name], published[name] = _drawn(chosen)
+        if chosen := [curve for curve in rows if curve["label"].startswith(("PEVI", *methods_of))]:
+            panels[name], published[name] = _drawn(chosen)
     plot.lines_in_panels(
         path, panels, xlabel, "average reward", published=published, title=title, note=_note(rows)
     )
