@@ -287,7 +287,7 @@ def environment(settings: Any) -> None:
     try:
         envs.check_name(name)
     except ImportError as error:
-        if envs.own_module(name):
+        if envs.user_module(name):
             raise ImportError(f"--environment={name}: its module cannot be imported: {error}") from error
 
 

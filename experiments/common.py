@@ -265,7 +265,7 @@ def run(
     for name, usual in (("head_kappa", Head.head_kappa), ("head_sigma", Head.head_sigma), ("td_lambda", 1.0)):
         if getattr(settings, name, usual) != usual:
             given[name] = getattr(settings, name)
-    place, code = folder(settings, task, variant), own_code(settings)
+    place, code = folder(settings, task, variant), user_code(settings)
     options["about"] = {**options.get("about", {}), **({"code": code} if code else {})}
     chosen = {name: getattr(settings, name) for name in identity}
     return lifecycle.Run(
@@ -303,10 +303,10 @@ def _kept(place: Path, chosen: Mapping[str, Any]) -> dict[str, Any]:
     return {name: before[name] for name in (*moved, *FORMER) if name in before}
 
 
-def own_code(settings: Any) -> dict[str, str]:
+def user_code(settings: Any) -> dict[str, str]:
     """`source_code.user_code` of the user's modules that the flags name: of the agent, the head and the environment."""
     ours = (*agents.AGENTS, *agents.SCRIPTS)
-    environments = [envs.own_module(getattr(settings, name, "")) for name in ("env", "environment")]
+    environments = [envs.user_module(getattr(settings, name, "")) for name in ("env", "environment")]
     named = [settings.agent if settings.agent not in ours else "", settings.head.rpartition(".")[0]]
     return {
         file: digest
@@ -317,7 +317,7 @@ def own_code(settings: Any) -> dict[str, str]:
 
 
 def changed_code(place: Path, code: Mapping[str, str]) -> str:
-    """Which files of the `own_code` with which the run in the folder was trained are others now; "" if none is.
+    """Which files of the `user_code` with which the run in the folder was trained are others now; "" if none is.
 
     A run without a checkpoint begins anew, and one from before code was stored goes on.
     """
@@ -333,7 +333,7 @@ def changed_code(place: Path, code: Mapping[str, str]) -> str:
 
 
 def begin(run: lifecycle.Run, tree: Mapping[str, Any]) -> lifecycle.Start:
-    """`rl.lifecycle.begin`, which also refuses a run of other code of one's own (`own_code`).
+    """`rl.lifecycle.begin`, which also refuses a run of other code of one's own (`user_code`).
 
     Its message says more where the schedule of a learning rate has another length.
     """

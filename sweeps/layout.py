@@ -339,7 +339,7 @@ def _check_same(
     differences = checkpoint.differences(
         {name: stored.get(name) for name in now}, json.loads(json.dumps(now, default=str))
     )
-    if changed := common.changed_code(place, common.own_code(settings)):
+    if changed := common.changed_code(place, common.user_code(settings)):
         differences.append(changed)
     if differences:
         listed = "\n  ".join(differences)

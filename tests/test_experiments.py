@@ -1204,7 +1204,7 @@ def test_a_run_of_an_edited_agent_of_ones_own_is_refused(
 
 def test_own_code_is_of_the_agent_the_head_and_the_environment() -> None:
     def names(**fields: Any) -> list[str]:
-        return sorted(common.own_code(online.Settings(**fields)))
+        return sorted(common.user_code(online.Settings(**fields)))
 
     example = {"agent": "docs.example_agent", "head": "docs.example_head.gaussian"}
     agents.get(example["agent"])

@@ -9,7 +9,7 @@ accelerator. The environments that are pure JAX are modules that only their user
 in words, in NumPy: `rl.envs.double_t_maze`, `rl.envs.wordle` and `rl.envs.programs`, played by `rl.envs.text.play`.
 """
 
-from rl.envs.registry import check_name, draws, first_action, make, own_module, spec
+from rl.envs.registry import check_name, draws, first_action, make, spec, user_module
 from rl.envs.workers import Step, Vector, WorkerDied, vector
 
 __all__ = [
@@ -20,7 +20,7 @@ __all__ = [
     "draws",
     "first_action",
     "make",
-    "own_module",
     "spec",
+    "user_module",
     "vector",
 ]

@@ -123,7 +123,7 @@ def is_functional(name: str) -> bool:
     return name.startswith((GYMNAX, OURS))
 
 
-def own_module(name: str) -> str:
+def user_module(name: str) -> str:
     """The module that the name of an environment of one's own names; "" for any other environment."""
     if name.startswith(OURS):
         return name.removeprefix(OURS).rpartition(".")[0]
@@ -136,14 +136,14 @@ def check_name(name: str) -> None:
     Raises ImportError where what registers such names cannot be imported.
     """
     if is_functional(name):
-        importlib.import_module("rl.envs.functional").make(name)
+        _functional().make(name)
     elif registered(_base(name)) is None:
         raise ValueError(f"unknown environment {name!r}{_nearest(_base(name))}")
 
 
 def draws(name: str) -> bool:
     """Whether the environment renders what it shows, which takes seconds to set up, or a display."""
-    return name.startswith((pixels.PREFIX, "ALE/")) or _base(name).startswith("visual-")
+    return _is_atari(name) or name.startswith(pixels.PREFIX) or _base(name).startswith("visual-")
 
 
 def _base(name: str) -> str:
@@ -165,8 +165,7 @@ def time_limit(name: str) -> int:
     Prefixes and suffixes of ours do not change it. Of an environment in JAX it is `rl.envs.functional.time_limit`.
     """
     if is_functional(name):
-        functional: Any = importlib.import_module("rl.envs.functional")
-        return int(functional.time_limit(name))
+        return int(_functional().time_limit(name))
     known = registered(_base(name))
     return (known.max_episode_steps or 0) if known else 0
 
@@ -190,9 +189,8 @@ def registered(name: str) -> gymnasium.envs.registration.EnvSpec | None:
 
 def _build(name: str) -> gymnasium.Env:
     """The environment as its authors made it, with its time limit, or that environment from pixels or with goals."""
-    if is_functional(name):  # its module imports JAX, which nothing here does by itself
-        functional: Any = importlib.import_module("rl.envs.functional")
-        return functional.Stepped(name)
+    if is_functional(name):
+        return _functional().Stepped(name)
     if name.startswith(pixels.PREFIX):
         return pixels.from_pixels(_task(name.removeprefix(pixels.PREFIX), pixels.OPTIONS))
     for prefix in (goals.TASKS, goals.RANDOM):
@@ -223,6 +221,11 @@ def _task(name: str, options: dict[str, Any]) -> gymnasium.Env:
         return atari.Screen(env)
     theirs = any(kind.__module__.startswith("ogbench.") for kind in type(env.unwrapped).__mro__)
     return _OwnRandomness(env) if theirs else env
+
+
+def _functional() -> Any:
+    """The module of environments in JAX, which imports JAX: nothing here does by itself."""
+    return importlib.import_module("rl.envs.functional")
 
 
 def _is_atari(name: str) -> bool:
