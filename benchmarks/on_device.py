@@ -30,11 +30,11 @@ from absl import app
 
 from benchmarks import table, timing
 from experiments import flags, studies
-from rl import agents, interaction, keys, log, on_device, online, train
+from rl import agents, interaction, keys, log, on_device, train
 from rl.envs import functional
 from rl.envs.stream import Stream
 from rl.envs.world import World
-from rl.replay import ring
+from rl.replay import buffers, ring
 from rl.types import Array, Key
 from rl.values import heads
 
@@ -81,7 +81,7 @@ def cases(settings: Settings, environment: str, seeds: int, copies: int) -> dict
     module = agents.get("dqn" if world.spec.discrete else "td3")
     head = heads.make(settings.head, -2000.0, 500.0, size=51)
     learner = module.make(module.Config(hidden=HIDDEN), world.spec, head)
-    replay = online.uniform(learner, online.steps(environments=copies), settings.replay, BATCH)
+    replay = buffers.uniform(learner, buffers.steps(environments=copies), settings.replay, BATCH)
     run_keys = keys.seeds(jax.random.key(0), seeds)
     first: dict[str, Any] = {"rhythm": RHYTHM, "learning_starts": BATCH, "random": BATCH}
     here: Any = on_device.Trainer(world, learner, replay, run_keys, **first)

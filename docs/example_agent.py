@@ -5,8 +5,9 @@ import dataclasses
 import jax
 import optax
 
+from rl.agents.augmentation import augmented
 from rl.agents.optimisers import Adam, Optimiser, build
-from rl.agents.state import augmented, descend, follow, start
+from rl.agents.state import descend, follow, start
 from rl.networks import mlp
 from rl.networks.layers import Architecture
 from rl.types import Learner, Spec

@@ -46,13 +46,13 @@ import jax
 from absl import app
 
 from experiments import checks, common, flags, init_from, interaction, notes, presets
-from rl import agents, data, envs, keys, on_device, online
+from rl import agents, data, envs, keys, on_device
 from rl.envs import functional
 from rl.envs.registry import is_functional, stacked_frames, time_limit
 from rl.envs.stream import Stream
 from rl.envs.world import World
 from rl.interaction import FINAL_SUCCESS, SUCCESS, Trainer
-from rl.replay import transform
+from rl.replay import buffers, transform
 from rl.replay.transform import Transform
 from rl.types import Learner, Spec
 from rl.values import heads
@@ -157,7 +157,7 @@ def make_trainer(
     settings: Settings,
     world: World | Stream,
     learner: Learner,
-    replay: online.Replay,
+    replay: buffers.Replay,
     preprocessing: Transform,
     logged: Any,
 ) -> Trainer | on_device.Trainer:
@@ -255,7 +255,7 @@ def check_chunk(settings: Settings) -> None:
         )
 
 
-def learner_and_replay(settings: Settings, config: Any, spec: Spec) -> tuple[Learner, online.Replay]:
+def learner_and_replay(settings: Settings, config: Any, spec: Spec) -> tuple[Learner, buffers.Replay]:
     """The learner and its memory. Raises ValueError where a head needs a support that no flag gives."""
     if not settings.init_from:
         interaction.check_head(settings, config, spec)
@@ -265,15 +265,15 @@ def learner_and_replay(settings: Settings, config: Any, spec: Spec) -> tuple[Lea
     gamma, within = common.discounts(config)
     several = (settings.n_step, gamma, settings.envs, settings.td_lambda)
     frames = stacked_frames(settings.env)
-    view = online.stacked_frames(frames, *several) if frames else online.steps(*several)
+    view = buffers.stacked_frames(frames, *several) if frames else buffers.steps(*several)
     if settings.chunk > 1:
-        view = online.chunked(settings.chunk, gamma, settings.envs, within)
+        view = buffers.chunked(settings.chunk, gamma, settings.envs, within)
     if settings.priority:
         exponents = settings.priority, settings.priority_correction
-        return learner, online.prioritised_memory(
+        return learner, buffers.prioritised_memory(
             learner, view, settings.replay, settings.batch_size, *exponents
         )
-    keep = online.uniform if success(settings) is None else online.relabelling
+    keep = buffers.uniform if success(settings) is None else buffers.relabelling
     return learner, keep(learner, view, settings.replay, settings.batch_size, logged=logged_rows(settings))
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from rl import envs, keys, nest, online, train
 from rl.envs.stream import Experience, Stream
-from rl.replay import transform
+from rl.replay import buffers, transform
 from rl.replay.transform import Transform
 from rl.types import Key, Learner, State
 
@@ -94,7 +94,7 @@ class Trainer:
         self,
         stream: Stream,
         learner: Learner,
-        replay: online.Replay,
+        replay: buffers.Replay,
         run_keys: Key,
         *,
         rhythm: tuple[int, int] = (1, 1),
@@ -124,7 +124,7 @@ class Trainer:
         self._loop = online.loop(learner, stream.spec, replay, run_keys, self._environments, types)
         if success is not None and self._loop.relabel is None:
             raise ValueError(
-                "this replay cannot relabel episodes that succeed: make it by rl.online.relabelling"
+                "this replay cannot relabel episodes that succeed: make it by rl.replay.buffers.relabelling"
             )
         self.carry = jax.eval_shape(self._loop.init)  # until `start` or `resume`
         self.action = np.zeros(self.carry.action.shape, self.carry.action.dtype)

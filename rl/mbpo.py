@@ -40,14 +40,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rl import keys, online, train
+from rl import keys, train
 from rl.dynamics import base, rollout, value_aware
 from rl.dynamics.ensemble import Ensemble, Model
 from rl.dynamics.rollout import RolloutState
 from rl.dynamics.termination import Rule
 from rl.interaction import Retraining
-from rl.online import Carry, Replay
-from rl.replay import ring, source
+from rl.online import Carry
+from rl.replay import buffers, ring, source
+from rl.replay.buffers import Replay
 from rl.settings import require_at_least_one
 from rl.types import Array, Key, Learner, Metrics, State, Transition
 
@@ -196,7 +197,7 @@ def value_context(run_keys: Key, observation_size: int, plain_steps: int) -> Con
 
 def replay(config: Config, learner: Learner, network: Ensemble, rhythm: Rhythm) -> Replay:
     """The memory: steps of the environment go into one ring, and each batch is drawn from one of the two."""
-    view = online.steps(environments=rhythm.environments)
+    view = buffers.steps(environments=rhythm.environments)
 
     def of_environment(memory: Memory, key: Key, step: Array | int) -> Transition:
         del step
@@ -228,7 +229,7 @@ def replay(config: Config, learner: Learner, network: Ensemble, rhythm: Rhythm) 
         insert=lambda memory, rows: memory._replace(environment=ring.insert(memory.environment, rows)),
         split=lambda memory: (memory, None),
         join=lambda memory, priorities: memory,
-        learn=online.reading_only(
+        learn=buffers.reading_only(
             learner,
             source.whole_batches(of_environment, of_model, shares=shares),
             lambda log, memory: (memory, memory),

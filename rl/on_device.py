@@ -19,7 +19,7 @@ from rl import acting, keys, online, train
 from rl.envs.world import Outcome, World
 from rl.evaluate import LONG_EPISODE
 from rl.interaction import Progress
-from rl.replay import transform
+from rl.replay import buffers, transform
 from rl.replay.transform import Transform
 from rl.types import Actor, Array, Key, Learner, State
 
@@ -62,7 +62,7 @@ class Trainer:
         self,
         world: World,
         learner: Learner,
-        replay: online.Replay,
+        replay: buffers.Replay,
         run_keys: Key,
         *,
         rhythm: tuple[int, int] = (1, 1),
@@ -165,7 +165,7 @@ class Trainer:
 def _program(
     world: World,
     learner: Learner,
-    replay: online.Replay,
+    replay: buffers.Replay,
     run_keys: Key,
     rhythm: tuple[int, int],
     preprocessing: Transform,

@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl import acting, envs, evaluate, keys, online, train
+from rl import acting, envs, evaluate, keys, train
 from rl.agents import bc
 from rl.envs.stream import Stream
 from rl.interaction import Trainer
+from rl.replay import buffers
 from rl.replay.transform import Transform
 from rl.types import Actor, Learner, Spec, State
 
@@ -134,7 +135,7 @@ def trainer(which: str, stream: Stream) -> Trainer:
     return Trainer(
         stream,
         toy,
-        online.uniform(toy, online.steps(environments=2), 200, 4),
+        buffers.uniform(toy, buffers.steps(environments=2), 200, 4),
         keys.seeds(jax.random.key(0), 2),
         rhythm=(2, 1),
         learning_starts=2 * RANDOM,
@@ -148,7 +149,7 @@ def test_a_trainer_by_default_updates_once_per_step_and_changes_nothing_that_it_
     told = {"rhythm": (1, 1), "preprocessing": Transform()}
     for settings in (told, {}):
         with Stream(COUNTDOWN, [(0,), (1,)], 0) as stream:
-            replay = online.uniform(toy, online.steps(), 200, 4)
+            replay = buffers.uniform(toy, buffers.steps(), 200, 4)
             seeds = keys.seeds(jax.random.key(0), 2)
             run = Trainer(stream, toy, replay, seeds, learning_starts=4, random=4, **settings)
             if settings:

@@ -25,9 +25,9 @@ from rl import agents, nest, train
 from rl.agents import flow_policy
 from rl.agents import sac_n as sac_n_module
 from rl.agents import td3 as td3_module
+from rl.agents.augmentation import augmented
 from rl.agents.cql import continuous, penalty
 from rl.agents.optimisers import Adam
-from rl.agents.state import augmented
 from rl.networks import mlp as networks
 from rl.networks.cnn import random_shift
 from rl.networks.layers import Architecture

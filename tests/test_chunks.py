@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl import acting, agents, online
-from rl.replay import chunks, ring
+from rl import acting, agents
+from rl.replay import buffers, chunks, ring
 from rl.replay.dataset import Dataset, value_bounds
 from rl.types import Spec, Transition
 from rl.values import heads
@@ -163,7 +163,7 @@ def test_the_view_of_an_online_run_passes_on_all_that_it_is_told() -> None:
     one, first = np.ones(40, np.float32), np.repeat(time % 10 == 0, 2)
     rows = ring.Row(seen, seen[:, :1], one, one, seen + np.float32([1, 0]), first)
     memory, slots, key = ring.Ring(rows, np.int32(0), np.int32(40)), np.array([0, 1, 5, 8]), jax.random.key(0)
-    view = online.chunked(3, GAMMA, environments=2, reward_discount=WITHIN)
+    view = buffers.chunked(3, GAMMA, environments=2, reward_discount=WITHIN)
     both = jax.jit(view.transitions)(memory, slots, key), READ(memory, slots, 3, GAMMA, 2, WITHIN)
     jax.tree.map(np.testing.assert_array_equal, *both)
     drawn = jax.jit(view.draw, static_argnums=2)(memory, key, 20)

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl import online
-from rl.replay import frames, ring
+from rl.replay import buffers, frames, ring
 
 DEPTH, GAMMA = 3, 0.9
 
@@ -135,7 +134,7 @@ def test_the_next_action_is_the_one_taken_there() -> None:
 def test_the_view_of_an_online_run_reads_as_many_environments_as_it_has() -> None:
     """Which stacks those are is tested above; here, that the view passes on all that it is told."""
     memory, key = Game(41, 2, 60).memory, jax.random.key(0)
-    view = online.stacked_frames(DEPTH, 3, GAMMA, environments=2)
+    view = buffers.stacked_frames(DEPTH, 3, GAMMA, environments=2)
 
     @jax.jit
     def read() -> tuple[Any, Any]:

@@ -20,8 +20,8 @@ from test_agents import HIGH, LOW, SIZE, Head, descend, float64, follow, numpy_h
 from test_agents import mlp as dense
 
 from rl import agents
+from rl.agents.augmentation import augmented
 from rl.agents.optimisers import Adam
-from rl.agents.state import augmented
 from rl.networks import entity
 from rl.networks import mlp as networks
 from rl.networks.layers import Architecture

@@ -14,6 +14,7 @@ import pytest
 from rl import evaluate, fitted_q, keys, mbpo, model_based, online, train
 from rl.agents import bc
 from rl.dynamics import base, ensemble, termination
+from rl.replay import buffers
 from rl.replay.dataset import Dataset
 from rl.types import Learner, Spec, State, Transition
 from rl.values import heads
@@ -118,7 +119,7 @@ def online_run(note: Note, monkeypatch: pytest.MonkeyPatch) -> None:
     """40 steps, every second one with an update."""
     del monkeypatch
     acting = learner(note)
-    replay = online.uniform(acting, online.steps(), 50, 4)
+    replay = buffers.uniform(acting, buffers.steps(), 50, 4)
     loop = online.loop(acting, SPEC, replay, keys.seeds(jax.random.key(SEED), SEEDS))
     carry, _ = loop.begin(loop.init(), np.zeros((SEEDS, 1, 3), np.float32), False)
     step = online.Step(np.zeros((2, SEEDS, 1, 3), np.float32), np.zeros((3, SEEDS, 1), np.float32))

@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 
 from experiments import online as script
-from rl import acting, agents, checkpoint, envs, interaction, keys, lifecycle, log, on_device, online, train
+from rl import acting, agents, checkpoint, envs, interaction, keys, lifecycle, log, on_device, train
 from rl.envs import functional
 from rl.envs.functional import Outcome, World
 from rl.envs.stream import Stream
+from rl.replay import buffers
 from rl.replay.transform import Transform
 from rl.types import Key, Spec, State
 from rl.values import heads
@@ -57,7 +58,7 @@ def trainer(kind: str, rhythm: tuple[int, int], environments: int = 3, seeds: in
     if kind == "host":
         copies = [(seed, number) for seed in range(seeds) for number in range(environments)]
         world = Stream(TASK, copies, 0)
-    replay = online.uniform(learner(), online.steps(environments=environments), 300, 16)
+    replay = buffers.uniform(learner(), buffers.steps(environments=environments), 300, 16)
     make = on_device.Trainer if kind == "device" else interaction.Trainer
     run_keys = keys.seeds(jax.random.key(0), seeds)
     settings = {
@@ -111,7 +112,7 @@ def test_the_memory_is_written_in_place() -> None:
     world = World(Spec((2,), 2, discrete=True), line().reset, push)
     module = agents.get("dqn")
     dqn = module.make(module.Config(hidden=(8, 8)), world.spec, heads.make("scalar"))
-    replay, run_keys = online.uniform(dqn, online.steps(), 7919, 16), keys.seeds(jax.random.key(0), 1)
+    replay, run_keys = buffers.uniform(dqn, buffers.steps(), 7919, 16), keys.seeds(jax.random.key(0), 1)
     one = on_device.Trainer(world, dqn, replay, run_keys, learning_starts=40, random=40)
     one.start()
     program = one._run.lower(one._carry, None, 5, True, False).compile().as_text()
@@ -138,7 +139,7 @@ def test_what_is_not_finite_ends_the_run_before_it_is_saved() -> None:
         return made._replace(reward=jnp.where(state[:, 1] > 0.5, jnp.nan, made.reward))
 
     module = agents.get("td3")
-    replay = online.uniform(learner(), online.steps(environments=2), 300, 16)
+    replay = buffers.uniform(learner(), buffers.steps(environments=2), 300, 16)
     broken = on_device.Trainer(
         line()._replace(step=step),
         module.make(module.Config(hidden=(8, 8)), line().spec, heads.make("scalar")),

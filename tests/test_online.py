@@ -467,7 +467,7 @@ def test_an_environment_that_does_not_report_success_is_refused() -> None:
 
 
 def test_only_a_replay_of_whole_steps_that_can_relabel_takes_demonstrations() -> None:
-    with pytest.raises(ValueError, match=r"cannot relabel .* rl.online.relabelling"):
+    with pytest.raises(ValueError, match=r"cannot relabel .* rl.replay.buffers.relabelling"):
         Demonstrated(keep=compiled.uniform)
     with pytest.raises(ValueError, match="single video frames cannot join"):
         compiled.relabelling(counter(), compiled.stacked_frames(4), 100, 4)

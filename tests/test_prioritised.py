@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 from scipy.special import rel_entr, softmax
 
-from rl import online
 from rl.agents import dqn
 from rl.networks.base import Network
-from rl.replay import prioritised, ring
+from rl.replay import buffers, prioritised, ring
 from rl.types import Learner, Spec, State, Transition
 from rl.values import heads
 
@@ -160,7 +159,7 @@ def test_the_loop_draws_by_powers_of_priorities_and_takes_their_bias_out() -> No
         return state._replace(step=state.step + 1), seen, batch.reward
 
     learner = Learner(lambda *_: None, lambda *_: None, lambda *_: None, weighted=weighted)
-    replay = online.prioritised_memory(learner, online.steps(), 4, 64, exponent=0.5, correction=1.0)
+    replay = buffers.prioritised_memory(learner, buffers.steps(), 4, 64, exponent=0.5, correction=1.0)
     reward = np.float32([1, 4, 9, 16])
     row = np.zeros((4, 1), np.float32)
     rows = ring.Row(row, row, reward, np.ones(4, np.float32), row, np.ones(4, bool))

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 import rlax
 
-from rl import online
+from rl.replay import buffers, frames, ring, traces
 from rl.replay import dataset as replay
-from rl.replay import frames, ring, traces
 from rl.replay.dataset import Dataset
 from rl.types import Transition
 from rl.values import heads
@@ -141,7 +140,7 @@ def test_views_and_sources_draw_lengths_that_differ_from_row_to_row() -> None:
     ones, never = np.ones(rows, np.float32), np.zeros(rows, bool)
     steps = endless.transitions._replace(reward=ones, discount=ones, has_next_action=ones)
     dataset = jax.device_put(Dataset(steps, never))
-    view = online.steps(N, 1.0, td_lambda=LAMBDA)
+    view = buffers.steps(N, 1.0, td_lambda=LAMBDA)
     slots = jnp.arange(rows - N)
     own = jax.jit(view.transitions)(in_ring(Dataset(steps, never)), slots, jax.random.key(0))
     logged = jax.jit(view.logged(rows))(dataset, jax.random.key(0), 0)
@@ -152,6 +151,9 @@ def test_views_and_sources_draw_lengths_that_differ_from_row_to_row() -> None:
 
 
 def test_a_lambda_of_none_is_refused() -> None:
-    for make in (lambda: online.steps(3, 0.9, td_lambda=1.5), lambda: replay.lambda_sampler(2, 3, 0.9, -0.1)):
+    for make in (
+        lambda: buffers.steps(3, 0.9, td_lambda=1.5),
+        lambda: replay.lambda_sampler(2, 3, 0.9, -0.1),
+    ):
         with pytest.raises(ValueError, match="must be between 0"):
             make()

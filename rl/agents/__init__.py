@@ -3,8 +3,8 @@
 Every agent of `AGENTS` is a file with a frozen ``Config`` and a ``make(config, spec, head, optimiser)`` that returns a
 `rl.types.Learner`. Those of language (``ilql``, ``bcoder``, ``lm_bc``) have a language model in place of the spec, and
 those with linear values (``pevi``, ``r2pvi``, ``drpvi``, ``robust_vi``) an estimate in place of updates. What two
-agents share is imported, from here too (``state``, ``optimisers``, ``extraction``). No file, device, logger or loop is
-known here.
+agents share is imported, from here too (``state``, ``optimisers``, ``extraction``, ``requirements``). No file, device,
+logger or loop is known here.
 
 The arguments of every ``make`` are
 

@@ -51,19 +51,11 @@ import numpy as np
 import optax
 
 from rl import nest
+from rl.agents.augmentation import augmented
+from rl.agents.demonstrations import demonstrated, require_demonstrations
 from rl.agents.optimisers import Adam, Optimiser, build
-from rl.agents.state import (
-    augmented,
-    demonstrated,
-    descend,
-    follow,
-    is_off,
-    require,
-    require_demonstrations,
-    require_no_policy,
-    require_ranges,
-    start,
-)
+from rl.agents.requirements import require, require_no_policy, require_ranges
+from rl.agents.state import descend, follow, is_off, start
 from rl.networks.autoregressive import soft_dueling
 from rl.networks.layers import Architecture
 from rl.settings import require_choices

@@ -40,7 +40,8 @@ import jax.numpy as jnp
 
 from rl.agents.lm_bc import next_token
 from rl.agents.optimisers import Optimiser, adamw
-from rl.agents.state import descend, require_ranges, start
+from rl.agents.requirements import require_ranges
+from rl.agents.state import descend, start
 from rl.language.model import LM
 from rl.networks import token_heads
 from rl.settings import require_choices

@@ -43,19 +43,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from rl.agents.augmentation import augmented
+from rl.agents.demonstrations import demonstrated, require_demonstrations
 from rl.agents.optimisers import Adam, Optimiser, build
-from rl.agents.state import (
-    augmented,
-    demonstrated,
-    descend,
-    follow,
-    is_off,
-    require,
-    require_demonstrations,
-    require_no_policy,
-    require_ranges,
-    start,
-)
+from rl.agents.requirements import require, require_no_policy, require_ranges
+from rl.agents.state import descend, follow, is_off, start
 from rl.networks.dueling import dueling
 from rl.networks.layers import Architecture
 from rl.replay import dataset

@@ -32,7 +32,7 @@ import optax
 
 from rl.agents import ifql
 from rl.agents.optimisers import Optimiser
-from rl.agents.state import require
+from rl.agents.requirements import require
 from rl.types import Learner, Spec
 from rl.values import heads
 from rl.values.heads import ValueHead

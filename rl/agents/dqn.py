@@ -36,17 +36,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from rl.agents.augmentation import augmented
 from rl.agents.optimisers import Adam, Optimiser, build
-from rl.agents.state import (
-    augmented,
-    descend,
-    follow,
-    is_off,
-    require,
-    require_no_policy,
-    require_ranges,
-    start,
-)
+from rl.agents.requirements import require, require_no_policy, require_ranges
+from rl.agents.state import descend, follow, is_off, start
 from rl.networks import mlp
 from rl.networks.layers import Architecture
 from rl.types import Array, Key, Learner, Metrics, Spec, State, Transition

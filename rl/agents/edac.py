@@ -8,7 +8,7 @@ import optax
 
 from rl.agents import sac_n
 from rl.agents.optimisers import Optimiser
-from rl.agents.state import require
+from rl.agents.requirements import require
 from rl.types import Learner, Spec
 from rl.values.heads import ValueHead
 

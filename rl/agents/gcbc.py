@@ -16,8 +16,10 @@ import dataclasses
 import jax
 import optax
 
+from rl.agents.augmentation import augmented
 from rl.agents.optimisers import Adam, Optimiser, build
-from rl.agents.state import augmented, descend, require_ranges, start
+from rl.agents.requirements import require_ranges
+from rl.agents.state import descend, start
 from rl.networks import mlp
 from rl.networks.layers import OGBENCH, Architecture
 from rl.replay import goals

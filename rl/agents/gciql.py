@@ -23,8 +23,10 @@ import jax
 import optax
 
 from rl.agents import extraction, gcivl, iql
+from rl.agents.augmentation import augmented
 from rl.agents.optimisers import Adam, Optimiser, build
-from rl.agents.state import augmented, descend, follow, require_ranges, start
+from rl.agents.requirements import require_ranges
+from rl.agents.state import descend, follow, start
 from rl.networks import mlp
 from rl.networks.base import ensemble
 from rl.networks.layers import OGBENCH, Architecture

@@ -54,7 +54,8 @@ import optax
 
 from rl.agents import gcivl, subgoals
 from rl.agents.optimisers import Adam, Optimiser, build
-from rl.agents.state import descend, follow, require, require_ranges, start
+from rl.agents.requirements import require, require_ranges
+from rl.agents.state import descend, follow, start
 from rl.networks import entity
 from rl.networks.base import Network, ensemble, first_member
 from rl.replay import goals

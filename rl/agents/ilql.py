@@ -32,7 +32,8 @@ import jax
 import jax.numpy as jnp
 
 from rl.agents.optimisers import Optimiser, adamw
-from rl.agents.state import descend, follow, is_off, require_ranges, start
+from rl.agents.requirements import require_ranges
+from rl.agents.state import descend, follow, is_off, start
 from rl.language import generate
 from rl.language.generate import Decoder
 from rl.language.model import LM, log_probabilities

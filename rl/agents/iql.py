@@ -27,8 +27,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from rl.agents.augmentation import augmented
 from rl.agents.optimisers import Adam, Optimiser, build
-from rl.agents.state import augmented, descend, follow, require_ranges, start
+from rl.agents.requirements import require_ranges
+from rl.agents.state import descend, follow, start
 from rl.networks import flow, mlp
 from rl.networks.base import Network, ensemble
 from rl.networks.layers import Architecture

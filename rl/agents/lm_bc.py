@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 
 from rl.agents.optimisers import Optimiser, adamw
-from rl.agents.state import descend, require_ranges, start
+from rl.agents.requirements import require_ranges
+from rl.agents.state import descend, start
 from rl.language.model import LM
 from rl.types import Array, Key, Learner, Metrics, State, TokenBatch
 from rl.values import tokens

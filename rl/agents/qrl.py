@@ -31,8 +31,10 @@ import jax.numpy as jnp
 import optax
 
 from rl.agents import extraction
+from rl.agents.augmentation import augmented
 from rl.agents.optimisers import Adam, Optimiser, build
-from rl.agents.state import augmented, descend, require_fixed_discount, require_ranges, start
+from rl.agents.requirements import require_fixed_discount, require_ranges
+from rl.agents.state import descend, start
 from rl.networks import mlp, quasimetric
 from rl.networks.layers import OGBENCH, Architecture
 from rl.replay import goals

@@ -30,7 +30,8 @@ import optax
 
 from rl.agents import td3
 from rl.agents.optimisers import Optimiser
-from rl.agents.state import is_off, require
+from rl.agents.requirements import require
+from rl.agents.state import is_off
 from rl.networks.layers import Architecture
 from rl.types import Array, Learner, Metrics, Spec, Transition
 from rl.values import losses

@@ -14,7 +14,7 @@ import optax
 
 from rl.agents import sac_n
 from rl.agents.optimisers import Optimiser
-from rl.agents.state import require
+from rl.agents.requirements import require
 from rl.networks.layers import Architecture
 from rl.types import Learner, Spec
 from rl.values.heads import ValueHead

@@ -28,8 +28,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from rl.agents.augmentation import augmented
 from rl.agents.optimisers import Adam, Optimiser, build
-from rl.agents.state import augmented, delayed, descend, follow, is_off, require, require_ranges, start
+from rl.agents.requirements import require, require_ranges
+from rl.agents.state import delayed, descend, follow, is_off, start
 from rl.networks import mlp
 from rl.networks.base import ensemble
 from rl.networks.layers import Architecture

@@ -15,7 +15,7 @@ import optax
 
 from rl.agents import td3
 from rl.agents.optimisers import Optimiser
-from rl.agents.state import require
+from rl.agents.requirements import require
 from rl.types import Array, Learner, Metrics, Spec
 from rl.values import losses
 from rl.values.heads import ValueHead

@@ -8,9 +8,11 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from rl.agents.augmentation import augmented
 from rl.agents.cql.penalty import Config, gap, weigh
 from rl.agents.optimisers import Optimiser, build
-from rl.agents.state import augmented, descend, follow, require_no_policy, start
+from rl.agents.requirements import require_no_policy
+from rl.agents.state import descend, follow, start
 from rl.networks import mlp
 from rl.types import Array, Key, Learner, Metrics, Spec, State, Transition
 from rl.values import bellman

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from rl.agents.optimisers import Adam
-from rl.agents.state import is_off, require_ranges
+from rl.agents.requirements import require_ranges
+from rl.agents.state import is_off
 from rl.networks.layers import Architecture
 from rl.settings import require_choices
 from rl.types import Array

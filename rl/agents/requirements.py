@@ -1,0 +1,74 @@
+"""What agents refuse before they train: actions of another kind, settings that they do not have or cannot use."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+
+from rl.networks.layers import Architecture
+from rl.types import Spec
+
+_SHARES = ("discount", "chunk_discount", "expectile", "target_rate")
+_COUNTS = (
+    *("critics", "samples", "candidates", "policy_delay", "target_period", "replan_every"),
+    *("hidden", "inner", "latent", "representation", "chunk"),
+)
+_NOT_NEGATIVE = (
+    *("learning_rate", "policy_learning_rate", "value_learning_rate", "epsilon", "epsilon_updates"),
+    *("temperature", "awr_temperature", "alpha", "initial_alpha", "low_alpha", "high_alpha"),
+    *("weight", "target_gap", "weight_decay", "td_weight", "dominance_weight", "margin_weight", "margin"),
+    *("munchausen", "bc_weight", "cql_weight", "advantage_weight", "imitation_weight"),
+    *("policy_noise", "noise_clip", "exploration_noise", "deviations", "diversity"),
+    *("policy_cloning", "critic_cloning"),
+    *("eta", "max_subgoals"),
+    *("subset", "features", "ids"),  # 0: all critics, all features, or no ids
+)
+_FINITE = ("steering", "bias", "target_entropy", "maximum")
+
+
+def require(spec: Spec, agent: str, *, discrete: bool) -> None:
+    """Raises ValueError if ``agent`` cannot handle the kind of action in ``spec``."""
+    if spec.discrete != discrete:
+        have = "integer" if spec.discrete else "continuous"
+        use = (
+            "dqn, or from a log also cql, iql or bc"
+            if spec.discrete
+            else "sac, td3, arsq, cqn, or from a log also iql, cql, td3_bc, rebrac, sac_n, edac, fql, ifql, deas or bc"
+        )
+        raise ValueError(f"agent {agent!r} cannot act in {have} actions: use {use}")
+
+
+def require_no_policy(architecture: Architecture, agent: str) -> None:
+    """Raises ValueError for settings of policy networks, which ``agent`` does not have."""
+    for name in ("dropout", "policy_layer_norm"):
+        if getattr(architecture, name):
+            raise ValueError(f"network.{name} is for policies, and {agent} has none: leave it out")
+
+
+def require_ranges(config: Any) -> None:
+    """Raises ValueError, naming the field, for a hyper-parameter outside the range that its name has in all agents.
+
+    One that is swept inside one program (a tracer) is not looked at.
+    """
+    for names, within, text in (
+        (_SHARES, lambda x: 0 <= x <= 1, "must lie in [0, 1]"),
+        (_COUNTS, lambda x: x >= 1, "must be at least 1"),
+        (_NOT_NEGATIVE, lambda x: x >= 0, "must be at least 0"),
+        (_FINITE, math.isfinite, "must be finite"),
+    ):
+        for name in names:
+            value = getattr(config, name, None)
+            parts = value if isinstance(value, tuple) else (value,)
+            if not all(within(x) for x in parts if isinstance(x, int | float)):
+                raise ValueError(f"{name}={value} {text}")
+
+
+def require_fixed_discount(config: Any) -> None:
+    """Raises ValueError for a ``discount`` that is swept inside one program, where goals alone are drawn by it."""
+    if isinstance(config.discount, jax.Array):
+        raise ValueError(
+            "a sweep of discount: this agent's updates know none, and the goals of all runs are drawn by one "
+            "(rl.replay.goals.sampler), so that they would be the same: train every value as a run of its own"
+        )
