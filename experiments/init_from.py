@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments import checks, common
+from experiments import checks, common, notes
 from rl import checkpoint, data, lifecycle, online
 from rl.data.files import expanded
 from rl.dynamics import termination
@@ -167,6 +167,7 @@ def state(settings: Any, config: Any, learner: Learner, spec: Spec) -> State:
         f"{card['settings']['seeds']} seeds; no action is drawn at random",
         file=sys.stderr,
     )
+    notes.note_changed_code(f"--init_from={settings.init_from}", _folder(settings).parent, card)
     if warning := unknown_ends(settings, card):
         print(warning, file=sys.stderr)
     return placed

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
+import types
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from experiments import common
 from experiments.common import Head
 from rl import agents, data, lifecycle, log
 from rl.replay import traces
@@ -47,6 +49,19 @@ def note_unused_head(settings: Any) -> None:
                 f"note: --{name} changes nothing with --head={settings.head}: it is of {', '.join(users)}",
                 file=sys.stderr,
             )
+
+
+def note_changed_code(flag: str, folder: Path, card: Mapping[str, Any]) -> None:
+    """Prints which files of the user's own code have changed since the run in a folder began.
+
+    Args:
+      flag: which names the run.
+      folder: of the run.
+      card: of its checkpoint.
+    """
+    named = types.SimpleNamespace(**{"head": "", **card["settings"], "agent": card["agent"]})
+    if changed := common.changed_code(folder, common.user_code(named)):
+        print(f"note: {flag}: {changed}: what that code trained is now used by other code", file=sys.stderr)
 
 
 def note_negated_rewards(settings: Any) -> None:

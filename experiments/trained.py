@@ -167,6 +167,7 @@ def _checkpoint(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     ):  # where a checkpoint holds the loop's carry, once with a step for each seed
         arrays = {name.replace("carry/learner/", "state/", 1): array for name, array in arrays.items()}
         arrays["state/step"] = arrays["state/step"].reshape(-1)[0]
+    notes.note_changed_code(f"--run={folder}", folder, card)
     return record, arrays
 
 

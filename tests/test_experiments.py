@@ -1151,7 +1151,7 @@ def test_a_run_goes_on_with_its_data_in_another_folder(script: Any, flag: str, t
 
 
 def test_a_run_of_an_edited_agent_of_ones_own_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its file or one that it imports, but not for a comment; without a checkpoint nothing was trained by it."""
     monkeypatch.syspath_prepend(tmp_path)
@@ -1185,7 +1185,9 @@ def test_a_run_of_an_edited_agent_of_ones_own_is_refused(
     with lifecycle.session(*begin()) as session:
         session.keep(1, {"state": np.ones(2)})
     write("edited_agent", f'"""Words."""\n{files["edited_agent"]}  # and more')
-    assert begin()[1].step == 1
+    run, start = begin()
+    notes.note_changed_code("--run=mine", run.folder, run.card)
+    assert start.step == 1 and "--run=mine" not in capsys.readouterr().err
     for name, text in (("edited_agent", files["edited_agent"] + "0"), ("edited_part", "X = 2")):
         write(name, text)
         with pytest.raises(
@@ -1193,6 +1195,8 @@ def test_a_run_of_an_edited_agent_of_ones_own_is_refused(
             match=f"run: {name}.py has changed since this run began: choose another --workdir, or --overwrite",
         ):
             begin()
+        notes.note_changed_code("--run=mine", run.folder, run.card)
+        assert f"note: --run=mine: {name}.py has changed since this run began: " in capsys.readouterr().err
         assert begin(overwrite=True)[1].step == 0
         write(name, files[name])
     stored = log.read_json(tmp_path / "run" / log.CONFIG)
