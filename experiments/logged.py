@@ -15,6 +15,7 @@ from experiments import checks, common
 from rl import acting, keys, shard, train
 from rl.data import Loaded
 from rl.lifecycle import Session, Start
+from rl.replay import images
 from rl.replay.source import Source
 from rl.settings import require_at_least_one
 from rl.types import Actor, Key, Learner, Metrics, State
@@ -108,8 +109,11 @@ def population(
 
 
 def _placed(settings: Settings, data: Any, mesh: jax.sharding.Mesh) -> Any:
-    """The data on the devices: all of them on each, or a part."""
-    return shard.place_split(data, mesh) if settings.split_data else shard.place(data, mesh)
+    """The data on the devices: all of them on each, every image once, or a part."""
+    if settings.split_data:
+        return shard.place_split(data, mesh)
+    place = lambda tree: shard.place(tree, mesh)
+    return place(images.share(data, place))
 
 
 @contextmanager

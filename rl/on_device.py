@@ -19,7 +19,7 @@ from rl import acting, keys, online, train
 from rl.envs.world import Outcome, World
 from rl.evaluate import LONG_EPISODE
 from rl.interaction import Progress
-from rl.replay import buffers, transform
+from rl.replay import buffers, images, transform
 from rl.replay.transform import Transform
 from rl.types import Actor, Array, Key, Learner, State
 
@@ -73,7 +73,10 @@ class Trainer:
     ):
         keys.count(run_keys)
         self.step, self.evaluated, self.deaths, self.whole = 0, 0, 0, True
-        self._environments, self._logged = replay.environments, jax.device_put(logged)
+        self._environments, self._logged = (
+            replay.environments,
+            jax.device_put(images.share(logged, jax.device_put)),
+        )
         self._boundaries = learning_starts, random
         self._most = max(1, _CALL * rhythm[1] // max(rhythm))  # steps of each environment in one call
         begin, steps = _program(world, learner, replay, run_keys, rhythm, preprocessing)

@@ -30,6 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rl.replay import dataset as replay
+from rl.replay import images
 from rl.replay.dataset import Dataset, Discounts
 from rl.replay.source import Source
 from rl.types import Array, Key, Spec, Transition
@@ -105,7 +106,7 @@ def take(chunks: Chunks, rows: Array, length: int) -> Transition:
 
     ``next_action`` is the chunk that was logged next, where that may be drawn, too.
     """
-    steps = jax.tree.map(lambda x: x[rows], chunks.steps)
+    steps = images.take(chunks.steps, rows)
     last = chunks.last[rows][..., None]
 
     def actions(start: Array) -> Array:

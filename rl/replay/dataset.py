@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rl import masks, nest
-from rl.replay import traces
+from rl.replay import images, traces
 from rl.replay.source import Discounted, Source
 from rl.types import Array, Key, Transition
 
@@ -54,7 +54,7 @@ def size(dataset: Dataset) -> int:
 
 def take(dataset: Dataset, index: Array | np.ndarray) -> Transition:
     """The transitions at ``index`` [...], as a batch with those leading axes."""
-    return jax.tree.map(lambda x: x[index], dataset.transitions)
+    return images.take(dataset.transitions, index)
 
 
 def sampler(batch_size: int) -> Source:
@@ -165,7 +165,7 @@ def over_steps(dataset: Dataset, rows: Array, lengths: Array, n: int, discount: 
     count = taken.sum(1)
     end = rows + count - 1
     action, known = steps.action[rows], steps.has_next_action[end] > 0
-    first, last = (jax.tree.map(lambda x, at=at: x[at], steps) for at in (rows, end))
+    first, last = images.take(steps, rows), images.take(steps, end)
     weight = jnp.where(taken, discount ** jnp.arange(n, dtype=jnp.float32), 0.0)
     return first._replace(
         reward=(weight * steps.reward[following]).sum(1),

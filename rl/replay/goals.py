@@ -32,6 +32,7 @@ import numpy as np
 
 from rl import nest
 from rl.nest import GOAL, OBSERVATION
+from rl.replay import images
 from rl.replay.dataset import Dataset, episode_ends, without_successor
 from rl.replay.source import Discounted, Source
 from rl.types import Array, Key, Spec, Transition
@@ -163,9 +164,9 @@ def sampler(batch_size: int, hindsight: Hindsight, discount: float, success: Suc
         value, _ = _draw(hindsight.value, value_key, row, end, nearest, discount, data.end.shape[0])
         actor, anywhere = _draw(hindsight.actor, actor_key, row, end, nearest, discount, data.end.shape[0])
 
-        steps = jax.tree.map(lambda x: x[row], data.transitions)
+        steps = images.take(data.transitions, row)
         states = data.transitions.next_observation if hindsight.next_state else data.transitions.observation
-        at = lambda index: jax.tree.map(lambda x: x[index], states)
+        at = lambda index: images.take(states, index)
         goal = at(value)
         reached = row == value if success is None else success(*_states(data, row, value))
         reward = reached.astype(jnp.float32)
