@@ -10,7 +10,8 @@ import numpy as np
 
 from rl.language import model
 from rl.language.model import Config
-from rl.networks.transformer import Rope, Shape
+from rl.networks.rotary import Rope
+from rl.networks.transformer import Shape
 
 LLAMA = Shape(width=16, layers=2, heads=4, kv_heads=2, head_size=8, inner=24)
 GPT2 = dataclasses.replace(

@@ -20,7 +20,8 @@ from rl.envs.text import Chat, Turn
 from rl.language import chat, generate, gguf, huggingface, model, pretrained, speak, tokenizer
 from rl.language.model import Config
 from rl.language.weights import WeightsError
-from rl.networks.transformer import Rope, Shape
+from rl.networks.rotary import Rope
+from rl.networks.transformer import Shape
 
 TOKENS = np.random.RandomState(0).randint(0, 61, (2, 40)).astype(np.int32)
 

@@ -16,9 +16,9 @@ from small_models import CONFIGS, LLAMA, random_params
 
 from rl.language import generate, model
 from rl.language.model import LM
-from rl.networks import transformer
+from rl.networks import rotary, transformer
 from rl.networks.layers import vocabulary_product
-from rl.networks.transformer import Rope
+from rl.networks.rotary import Rope
 from rl.types import Array, Key
 
 
@@ -80,7 +80,7 @@ def test_rotation_depends_on_distance_alone() -> None:
 
     @jax.jit
     def turn(x: Array, position: int) -> Array:
-        return transformer._rotate(x, transformer.rotations(shape, jnp.array([[position]])))
+        return rotary.rotate(x, rotary.rotations(shape.rope, shape.head_size, jnp.array([[position]])))
 
     def product(one: int, other: int) -> float:
         return float((np.asarray(turn(query, one)) * turn(key, other)).sum())

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from rl.agents import dqn
-from rl.networks import transformer
+from rl.networks import attention, transformer
 from rl.networks.transformer import Shape
 from rl.types import Spec, Transition
 from rl.values import heads
@@ -47,7 +47,7 @@ def test_queries_in_parts_compute_what_all_at_once_do(monkeypatch: pytest.Monkey
         return jax.jit(jax.value_and_grad(loss, (0, 1)))(params, x), jax.jit(prefill)(params, x)
 
     at_once = both()
-    monkeypatch.setattr(transformer, "QUERIES", 3)
+    monkeypatch.setattr(attention, "QUERIES", 3)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), both(), at_once)
 
 
@@ -59,7 +59,7 @@ def test_attention_and_its_gradient_are_those_of_the_plain_formula(
 
     There are four groups here of two parts, of which the last is short. With a window, groups leave out keys before it.
     """
-    monkeypatch.setattr(transformer, "QUERIES", 3)
+    monkeypatch.setattr(attention, "QUERIES", 3)
     scores = {"score_cap": cap, "query_size": 3.0, "window": 8 if cap else 0}
     shape = dataclasses.replace(SMALL, heads=4, kv_heads=2, head_size=6, **scores)
     draw = np.random.default_rng(0).normal
@@ -79,7 +79,7 @@ def test_attention_and_its_gradient_are_those_of_the_plain_formula(
         return jnp.stack(heads, 2)
 
     def ours(*inputs: Any) -> Any:
-        return transformer._causal(shape, jnp.array(reach), jnp.array(segment), *inputs)
+        return attention.causal(shape, jnp.array(reach), jnp.array(segment), *inputs)
 
     def both(attend: Any) -> Any:
         attended, pull_back = jax.vjp(attend, *map(jnp.float32, inputs))
@@ -143,23 +143,23 @@ def test_rows_of_one_text_go_to_cudnn_where_there_is_one(monkeypatch: pytest.Mon
         run = jax.jit(features)
         return [np.asarray(run(segment)) for segment in (one_text, packed)]
 
-    expected, attention, implementations = ask(), jax.nn.dot_product_attention, []
+    expected, in_full, implementations = ask(), jax.nn.dot_product_attention, []
 
     def stand_in(*inputs: Any, implementation: str | None = None, **settings: Any) -> Any:
         implementations.append(implementation)
-        return attention(*inputs, **settings)
+        return in_full(*inputs, **settings)
 
     monkeypatch.setattr(jax.nn, "dot_product_attention", stand_in)
     with monkeypatch.context() as patched:
         patched.setattr(jax, "devices", lambda: [SimpleNamespace()])  # a CPU, which has no capability
-        assert not transformer._in_cudnn(shape, jnp.bfloat16, 8)
+        assert not attention.in_cudnn(shape, jnp.bfloat16, 8)
         patched.setattr(jax, "devices", lambda: [SimpleNamespace(compute_capability="8.0")])
-        assert transformer._in_cudnn(shape, jnp.bfloat16, 8)
+        assert attention.in_cudnn(shape, jnp.bfloat16, 8)
         capped = dataclasses.replace(shape, score_cap=1.0)
         half = jnp.bfloat16
         for other in ((shape, jnp.float32, 8), (SMALL, half, 8), (capped, half, 8), (shape, half, 7)):
-            assert not transformer._in_cudnn(*other)
-    monkeypatch.setattr(transformer, "_in_cudnn", lambda *_: True)
+            assert not attention.in_cudnn(*other)
+    monkeypatch.setattr(attention, "in_cudnn", lambda *_: True)
     of_one, of_packed = ask()
     text = one_text > 0
     np.testing.assert_allclose(of_one[text], expected[0][text], atol=1e-5)
@@ -173,7 +173,7 @@ def test_cudnn_attends_once_forward_and_once_backward(monkeypatch: pytest.Monkey
     monkeypatch.setattr(cudnn, "check_cudnn_version", lambda: 91002)
     monkeypatch.setattr(cudnn, "check_compute_capability", lambda capability: True)
     monkeypatch.setattr(cudnn, "is_cuda_compute_capability_equal", lambda capability: False)
-    monkeypatch.setattr(transformer, "_in_cudnn", lambda *_: True)
+    monkeypatch.setattr(attention, "in_cudnn", lambda *_: True)
     trunk = transformer.trunk(dataclasses.replace(SMALL, layers=2, head_size=8, window=32), jnp.bfloat16)
 
     def loss(params: Any, x: Any) -> Any:

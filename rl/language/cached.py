@@ -22,7 +22,7 @@ import numpy as np
 
 from rl.language import generate, model
 from rl.language.model import LM, Config
-from rl.networks import transformer
+from rl.networks import attention, transformer
 from rl.types import Array, Key, Learner, Metrics, Params, State, TokenBatch
 from rl.values.tokens import vocabulary_stats
 
@@ -171,7 +171,7 @@ def on_top(frozen: Config, params: Params, blocks: int, inner: int, depths: int 
 
         def logits(params: Params, features: Array) -> Array:
             del params
-            return transformer.capped(features.astype(jnp.float32) @ batch.unembedding.T, frozen.logit_cap)
+            return attention.capped(features.astype(jnp.float32) @ batch.unembedding.T, frozen.logit_cap)
 
         config = Config(batch.unembedding.shape[0], frozen.context, shape)
         return LM(config, init, features, logits, _no_cache, _no_cache, _no_cache)

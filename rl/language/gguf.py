@@ -20,7 +20,8 @@ from rl import extras
 from rl.language import weights
 from rl.language.model import Config
 from rl.language.weights import WeightsError
-from rl.networks.transformer import Rope, Shape
+from rl.networks.rotary import Rope
+from rl.networks.transformer import Shape
 from rl.types import Params
 
 

@@ -16,7 +16,8 @@ from rl.language import weights
 from rl.language.model import Config
 from rl.language.weights import WeightsError
 from rl.log import replacing
-from rl.networks.transformer import Rope, Shape
+from rl.networks.rotary import Rope
+from rl.networks.transformer import Shape
 from rl.types import Params
 
 _INDEX, _ONE_FILE = "model.safetensors.index.json", "model.safetensors"

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from rl.networks import transformer
+from rl.networks import attention, transformer
 from rl.networks.layers import vocabulary_product
 from rl.networks.transformer import Cache, Shape
 from rl.types import Array, Key, Params
@@ -88,7 +88,7 @@ def make(config: Config, dtype: Any = jnp.float32, remat: bool = False) -> LM:
 
     def logits(params: Params, features: Array) -> Array:
         rows = params["embedding" if config.tied else "unembedding"]
-        return transformer.capped(vocabulary_product(features, rows), config.logit_cap)
+        return attention.capped(vocabulary_product(features, rows), config.logit_cap)
 
     def cache(rows: int, slots: int) -> Cache:
         check(slots)

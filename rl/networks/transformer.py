@@ -14,43 +14,22 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jax.ad_checkpoint import checkpoint_name
 
+from rl.networks import attention
 from rl.networks.base import Network, from_linen
 from rl.networks.layers import MLP, Architecture, row_product
+from rl.networks.rotary import ROPE, Rope, rotate, rotations
 from rl.types import Array, Key, Params
 
-# Queries that attend at a time: what holds scores grows with this times the length, not with its square.
-QUERIES = 128
 ADAPTER = "_lora"  # after a dense layer's name: what `rl.language.adapters` adds to it, where it is there
-_ATTENDED = "attended"
 # query [B, S, heads, head_size], key and value [B, M, kv_heads, head_size] -> [B, S, heads, head_size]
 Attend = Callable[[Array, Array, Array], Array]
-
-
-@dataclasses.dataclass(frozen=True)
-class Rope:
-    """Rotary positions (Su et al. 2021), the two halves of a head rotated against each other."""
-
-    base: float = 10_000.0
-    # The stretch to longer contexts. Pairs that turn less than `low` times within `original` positions turn `factor`
-    # times as slowly, those that turn more than `high` times stay, and between them it is blended in.
-    factor: float = 1.0
-    low: float = 1.0
-    high: float = 4.0
-    original: int = 8192
-    # Blended by turns (llama3: Llama 3.1), by the number of the pair (yarn: Peng et al. 2024, formula 13), or all is
-    # stretched (linear: Chen et al. 2023).
-    kind: str = "llama3"
-    whole: bool = True  # yarn: the blend begins and ends at whole pairs
-    gain: float = 1.0  # yarn: of rotated queries and keys
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +44,7 @@ class Shape:
     inner: int  # width inside the feed-forward layers
     rms: bool = True  # RMSNorm; False: LayerNorm with bias
     gated: bool = True  # SwiGLU; False: GELU (its tanh approximation)
-    rope: Rope | None = Rope()
+    rope: Rope | None = ROPE
     qkv_bias: bool = False
     out_bias: bool = False  # of the attention's output
     inner_bias: bool = False  # of the feed-forward layers
@@ -126,7 +105,7 @@ def trunk(shape: Shape, dtype: Any = jnp.float32, remat: bool = False) -> Trunk:
 
     def init(key: Key) -> Params:
         x, position = jnp.zeros((1, 1, shape.width)), jnp.zeros((1, 1), jnp.int32)
-        inputs = (x, rotations(shape, position), lambda query, key, value: query)
+        inputs = (x, rotations(shape.rope, shape.head_size, position), lambda query, key, value: query)
         keys = jax.random.split(key, shape.layers)
         return {
             "blocks": jax.vmap(lambda k: block.init(k, *inputs))(keys),
@@ -134,14 +113,14 @@ def trunk(shape: Shape, dtype: Any = jnp.float32, remat: bool = False) -> Trunk:
         }
 
     def apply(params: Params, x: Array, position: Array, segment: Array) -> Array:
-        rotation = rotations(shape, position)
+        rotation = rotations(shape.rope, shape.head_size, position)
 
         def layer(x: Array, inputs: tuple[Params, _Layer]) -> tuple[Array, None]:
             p, setting = inputs
-            attend = functools.partial(_causal, shape, setting.reach, segment)
+            attend = functools.partial(attention.causal, shape, setting.reach, segment)
             return block.apply(p, x, _where(setting.rotates, rotation), attend)[0], None
 
-        saved = None if remat else _saveable
+        saved = None if remat else attention.saveable
         layer = jax.checkpoint(layer, prevent_cse=False, policy=saved)
         x, _ = jax.lax.scan(layer, x.astype(dtype), (params["blocks"], _layers(shape)))
         return norm.apply(params["norm"], x)
@@ -153,14 +132,16 @@ def trunk(shape: Shape, dtype: Any = jnp.float32, remat: bool = False) -> Trunk:
     def through(
         every: bool, params: Params, x: Array, position: Array, segment: Array, cache: Cache
     ) -> tuple[Array, Any, Cache]:
-        rotation = rotations(shape, position)
+        rotation = rotations(shape.rope, shape.head_size, position)
         segments = jax.lax.dynamic_update_slice(cache.segment, segment, (0, cache.used))
         slot = cache.used + jnp.arange(x.shape[1])
 
         def layer(carry, inputs):
             x, key, value = carry
             p, setting, index = inputs
-            attend = functools.partial(_attention, shape, _Mask(setting.reach, slot, segment, segments))
+            attend = functools.partial(
+                attention.masked, shape, attention.Mask(setting.reach, slot, segment, segments)
+            )
             turned = _where(setting.rotates, rotation)
             x, (key, value) = block.apply(p, x, turned, attend, (key, value, index, cache.used))
             return (x, key, value), x if every else None
@@ -218,42 +199,6 @@ def positions(segment: Array) -> Array:
     return index - jax.lax.cummax(jnp.where(first, index, 0), axis=1)
 
 
-def rotations(shape: Shape, position: Array) -> tuple[Array, Array] | None:
-    """Cosines and sines [B, S, 1, head_size / 2] float32 of the angles at ``position`` [B, S]; None without `Rope`."""
-    rope = shape.rope
-    if rope is None:
-        return None
-    half = shape.head_size // 2
-    frequency = rope.base ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    if rope.factor != 1.0:
-        keep = _stretch(rope, frequency)
-        frequency = frequency * (keep + (1 - keep) / rope.factor)
-    angle = position[..., None, None].astype(jnp.float32) * frequency
-    if rope.gain == 1.0:
-        return jnp.cos(angle), jnp.sin(angle)
-    return rope.gain * jnp.cos(angle), rope.gain * jnp.sin(angle)
-
-
-def _stretch(rope: Rope, frequency: Array) -> Array | float:
-    """How much of each pair's ``frequency`` [head_size / 2] a stretch leaves as it is, from 0 to 1."""
-    if rope.kind == "linear":
-        return 0.0
-    if rope.kind == "llama3":
-        turns = rope.original * frequency / (2 * math.pi)  # of each pair within the original context
-        return jnp.clip((turns - rope.low) / (rope.high - rope.low), 0.0, 1.0)
-    pairs = len(frequency)
-    # The pair, in between two as a rule, that turns so often within the original context.
-    first, last = (
-        pairs * math.log(rope.original / (turns * 2 * math.pi)) / math.log(rope.base)
-        for turns in (rope.high, rope.low)
-    )
-    if rope.whole:
-        first, last = math.floor(first), math.ceil(last)
-    first, last = max(first, 0), min(last, 2 * pairs - 1)
-    last = last if last != first else first + 1e-3
-    return 1 - jnp.clip((jnp.arange(pairs) - first) / (last - first), 0.0, 1.0)
-
-
 class _Layer(NamedTuple):
     """What layers may differ in, [layers] each; None where they are alike."""
 
@@ -278,231 +223,9 @@ def _where(rotates: Array | None, rotation: tuple[Array, Array] | None) -> tuple
     return jnp.where(rotates, rotation[0], 1.0), jnp.where(rotates, rotation[1], 0.0)
 
 
-def _rotate(x: Array, rotation: tuple[Array, Array] | None) -> Array:
-    if rotation is None:
-        return x
-    cosine, sine = rotation
-    one, other = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    return jnp.concatenate([one * cosine - other * sine, other * cosine + one * sine], -1).astype(x.dtype)
-
-
 def _norm(shape: Shape, dtype: Any, name: str | None = None) -> nn.Module:
     make = nn.RMSNorm if shape.rms else nn.LayerNorm
     return make(epsilon=shape.epsilon, dtype=dtype, name=name)
-
-
-def _saveable(primitive: Any, *inputs: Any, **settings: Any) -> bool:
-    """What the backward pass finds as the forward pass left it: outputs of dense layers, and of attention."""
-    policies = jax.checkpoint_policies
-    return (
-        policies.dots_with_no_batch_dims_saveable(primitive, *inputs, **settings)
-        or policies.save_only_these_names(_ATTENDED)(primitive, *inputs, **settings)
-        or primitive.name == "dot_product_attention_fwd_wrapper"  # cuDNN's, with its sums of exponentials
-    )
-
-
-def capped(x: Array, cap: float) -> Array:
-    """``cap * tanh(x / cap)``, between -cap and cap; as it is where the cap is 0."""
-    return cap * jnp.tanh(x / cap) if cap else x
-
-
-def _causal(
-    shape: Shape, reach: Array | None, segment: Array, query: Array, key: Array, value: Array
-) -> Array:
-    """Attention of all positions to those before them, in memory linear in their number.
-
-    Where cuDNN can (`_in_cudnn`), it does rows that hold one text each.
-    """
-
-    def parts(query: Array, key: Array, value: Array) -> Array:
-        attended = []
-        for first, start, end in _groups(shape, query.shape[1]):
-            queries, keys = jnp.s_[:, start:end], jnp.s_[:, first:end]
-            mask = _Mask(reach, jnp.arange(start, end) - first, segment[queries], segment[keys])
-            attended.append(_attention(shape, mask, query[queries], key[keys], value[keys]))
-        return jnp.concatenate(attended, 1)
-
-    if not _in_cudnn(shape, query.dtype, query.shape[1]):
-        return parts(query, key, value)
-
-    def flash(query: Array, key: Array, value: Array) -> Array:
-        scale = None if shape.query_size is None else 1 / math.sqrt(shape.query_size)
-        window = (shape.window - 1, 0) if shape.window else None
-        return jax.nn.dot_product_attention(
-            query, key, value, scale=scale, is_causal=True, local_window_size=window, implementation="cudnn"
-        )
-
-    # What a text of the whole row sees is what came before; padding behind it sees the text, and means nothing.
-    alone = ((segment == segment[:, :1]) | (segment == 0)).all()
-    return checkpoint_name(jax.lax.cond(alone, flash, parts, query, key, value), _ATTENDED)
-
-
-def _groups(shape: Shape, length: int) -> list[tuple[int, int, int]]:
-    """(first key, first query, end of both) of groups of queries, each of which meets the keys that it may see.
-
-    Without a window, four groups meet 5/8 of all pairs; many would meet half, but each is a program of its own.
-    """
-    size = QUERIES * math.ceil(length / (4 * QUERIES))
-    before = length if shape.global_layers or not shape.window else shape.window - 1
-    return [(max(start - before, 0), start, min(start + size, length)) for start in range(0, length, size)]
-
-
-def _in_cudnn(shape: Shape, dtype: Any, length: int) -> bool:
-    """Whether cuDNN's flash attention knows such heads, types and lengths, on the device that programs are for."""
-    capability = getattr(jax.devices()[0], "compute_capability", "")
-    return (
-        re.fullmatch(r"\d+\.\d+", capability) is not None
-        and float(capability) >= 8.0
-        and dtype in (jnp.bfloat16, jnp.float16)
-        and shape.head_size % 8 == 0
-        and shape.head_size <= 128
-        and length % 2 == 0
-        and not (shape.score_cap or shape.global_layers)
-    )
-
-
-class _Mask(NamedTuple):
-    """Which of M keys S queries see: of their own text, those up to their own place."""
-
-    reach: Array | None  # how far back attention goes, if not everywhere
-    slot: Array  # [S], of the queries among the keys
-    segment: Array  # [B, S], of the queries
-    segments: Array  # [B, M], of the keys
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attention(shape: Shape, mask: _Mask, query: Array, key: Array, value: Array) -> Array:
-    """Attention [B, S, heads, head_size] to M keys, in memory linear in S and M (Dao et al., FlashAttention, 2022).
-
-    The backward pass computes the scores again, from one number for every query and head, the logarithm of what its
-    weights sum to: that takes less time than writing and reading the weights of all layers.
-
-    Args:
-      shape: how scores are computed.
-      mask: what is seen.
-      query: [B, S, heads, head_size].
-      key: [B, M, kv_heads, head_size].
-      value: the same.
-    """
-    return _attention_forward(shape, mask, query, key, value)[0]
-
-
-def _attention_forward(
-    shape: Shape, mask: _Mask, query: Array, key: Array, value: Array
-) -> tuple[Array, tuple[Any, ...]]:
-    """`_attention`, and what its backward pass needs."""
-    keys, values = _by_head(key), _by_head(value)
-
-    def part(queries: tuple[Array, ...]) -> tuple[Array, Array]:
-        slot, segment, query = queries
-        query = _grouped(shape, query)
-        scores, _ = _scores(shape, mask._replace(slot=slot, segment=segment), query, keys)
-        most = scores.max(-1, keepdims=True)
-        weight = jnp.exp(scores - most)
-        total = weight.sum(-1, keepdims=True)
-        attended = jnp.einsum(
-            "bnrm,bnmh->bnrh", weight.astype(value.dtype), values, preferred_element_type=jnp.float32
-        )
-        flat = functools.partial(_flat, positions=len(slot))
-        return flat((attended / total).astype(value.dtype)), flat(most + jnp.log(total))
-
-    # Without the barrier, masks of all pairs of positions, which layers share, would be made once and kept.
-    queries = jax.lax.optimization_barrier((mask.slot, mask.segment, query))
-    attended, total = checkpoint_name(_joined(jax.lax.map(part, _parts(queries)), query.shape[1]), _ATTENDED)
-    return attended, (mask, query, key, value, attended, total)
-
-
-def _attention_backward(shape: Shape, kept: tuple[Any, ...], slope: Array) -> tuple[Array | None, ...]:
-    mask, query, key, value, attended, total = kept
-    # A slope of scores is weight * (slope of the weight - its mean over weights), and this is the mean.
-    mean = (slope.astype(jnp.float32) * attended.astype(jnp.float32)).sum(-1, keepdims=True)
-    keys, values = _by_head(key), _by_head(value)
-
-    def part(slopes: tuple[Array, Array], queries: tuple[Array, ...]) -> tuple[tuple[Array, Array], Array]:
-        slot, segment, *by_position = queries
-        query, total, mean, slope = (_grouped(shape, x) for x in by_position)
-        scores, steepness = _scores(shape, mask._replace(slot=slot, segment=segment), query, keys)
-        product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
-        weight = jnp.exp(scores - total)
-        of_weight = product("bnrh,bnmh->bnrm", slope, values)
-        of_score = (weight * (of_weight - mean) * steepness).astype(query.dtype)
-        of_key = product("bnrm,bnrh->bnmh", of_score, query)
-        of_query = product("bnrm,bnmh->bnrh", of_score, keys)
-        of_value = product("bnrm,bnrh->bnmh", weight.astype(slope.dtype), slope)
-        return (slopes[0] + of_key, slopes[1] + of_value), _flat(of_query, len(slot))
-
-    queries = jax.lax.optimization_barrier((mask.slot, mask.segment, query, total, mean, slope))
-    start = (jnp.zeros(keys.shape, jnp.float32), jnp.zeros(values.shape, jnp.float32))
-    of_keys, of_query = jax.lax.scan(part, start, _parts(queries))
-    of_key, of_value = (jnp.moveaxis(x, 1, 2).astype(key.dtype) for x in of_keys)
-    return None, _joined(of_query, query.shape[1]).astype(query.dtype), of_key, of_value
-
-
-_attention.defvjp(_attention_forward, _attention_backward)
-
-
-def _scores(shape: Shape, mask: _Mask, query: Array, key: Array) -> tuple[Array, Array | float]:
-    """Scores [B, kv_heads, groups S, M], the lowest number where a query does not see; their slope by query times key.
-
-    Args:
-      shape, mask: as for `_attention`.
-      query: [B, kv_heads, groups S, head_size].
-      key: [B, kv_heads, M, head_size].
-    """
-    distance = mask.slot[:, None] - jnp.arange(mask.segments.shape[1])
-    seen = distance >= 0
-    if mask.reach is not None:
-        seen = seen & (distance < mask.reach)
-    seen = seen & (mask.segment[:, :, None] == mask.segments[:, None, :])
-    steepness: Array | float = 1 / math.sqrt(
-        query.shape[-1] if shape.query_size is None else shape.query_size
-    )
-    scores = steepness * jnp.einsum("bnrh,bnmh->bnrm", query, key, preferred_element_type=jnp.float32)
-    if shape.score_cap:
-        scores = capped(scores, shape.score_cap)
-        steepness = steepness * (1 - jnp.square(scores / shape.score_cap))
-    seen = jnp.tile(seen[:, None], (1, 1, query.shape[2] // len(mask.slot), 1))
-    return jnp.where(seen, scores, jnp.finfo(jnp.float32).min), steepness
-
-
-def _grouped(shape: Shape, x: Array) -> Array:
-    """[B, S, heads, n] -> [B, kv_heads, groups S, n]: the heads that share keys are rows of one product."""
-    x = jnp.moveaxis(x.reshape(*x.shape[:2], shape.kv_heads, -1, x.shape[-1]), 1, 3)
-    return x.reshape(*x.shape[:2], -1, x.shape[-1])
-
-
-def _flat(x: Array, positions: int) -> Array:
-    """The inverse of `_grouped`, for this many positions."""
-    x = jnp.moveaxis(x.reshape(*x.shape[:2], -1, positions, x.shape[-1]), 3, 1)
-    return x.reshape(*x.shape[:2], -1, x.shape[-1])
-
-
-def _by_head(x: Array) -> Array:
-    """[B, M, kv_heads, head_size] -> [B, kv_heads, M, head_size]."""
-    return jnp.moveaxis(x, 2, 1)
-
-
-def _parts(queries: tuple[Array, ...]) -> tuple[Array, ...]:
-    """The slots [S] and arrays [B, S, ...] as [parts, ..., `QUERIES`, ...]; what fills the last is cut off again."""
-    length = len(queries[0])
-    size = min(QUERIES, length)
-    parts = -(-length // size)
-
-    def split(x: Array, axis: int) -> Array:
-        x = jnp.pad(x, [(0, parts * size - length) if i == axis else (0, 0) for i in range(x.ndim)])
-        return jnp.moveaxis(x.reshape(*x.shape[:axis], parts, size, *x.shape[axis + 1 :]), axis, 0)
-
-    return split(queries[0], 0), *(split(x, 1) for x in queries[1:])
-
-
-def _joined(parts: Any, length: int) -> Any:
-    """[parts, B, size, ...] -> [B, length, ...], of each array."""
-
-    def join(x: Array) -> Array:
-        x = jnp.moveaxis(x, 0, 1)
-        return x.reshape(len(x), -1, *x.shape[3:])[:, :length]
-
-    return jax.tree.map(join, parts)
 
 
 class _Block(nn.Module):
@@ -543,7 +266,7 @@ class _Block(nn.Module):
         )
         if s.qk_norm:
             query, key = _norm(s, self.dtype, "query_norm")(query), _norm(s, self.dtype, "key_norm")(key)
-        query, key = _rotate(query, rotation), _rotate(key, rotation)
+        query, key = rotate(query, rotation), rotate(key, rotation)
         if held is not None:
             key, value, held = _hold(key, value, *held)
         attended = attend(query, key, value).reshape(*x.shape[:-1], -1)
