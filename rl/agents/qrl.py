@@ -17,8 +17,9 @@ No value is regressed on: a head is accepted, so that the agent runs under the s
 
 Paper and code. This is OGBench's code (Park et al. 2025): lambda is the exponential of a parameter that starts at 0
 (paper: its softplus), all losses are taken at the same parameters and moved along at once, and policies are normal with
-deviation 1. There a step costs nothing where its random goal happens to be the very row that it starts from; here it
-always costs 1. OGBench's other distance (MRN) is not offered.
+deviation 1. In one version of that code a step costs nothing where its random goal happens to be the very row that it
+starts from; here, as in others, it always costs 1. An image and its goal go through an encoder each in the policy,
+where OGBench stacks their channels. OGBench's other distance (MRN) is not offered.
 """
 
 from __future__ import annotations
