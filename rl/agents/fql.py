@@ -10,7 +10,8 @@ where ``loss`` is the head's: squared error in the paper; flow(s, z) is where ``
 clones the data, and is never driven by a critic; the policy stays close to it for each z, and acts with a fresh one.
 
 Paper and code. Where they differ this is the code: see `rl.agents.flow_policy`, which has the last two losses; and
-targets follow the critics *before* each update.
+targets follow the critics *before* each update. Its critics' loss is their mean, here it is their sum: with Adam the
+same.
 
 Q-chunking (QC: Li, Zhou & Levine 2025) is this agent on chunks of actions (``--chunk=5``, `rl.replay.chunks`). Its own
 version has no policy of one step (``extraction=best_of``): pi(s) is the best of N draws of the flow, by the
