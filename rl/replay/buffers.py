@@ -58,7 +58,7 @@ def steps(n: int = 1, discount: float | None = None, environments: int = 1, td_l
       n: steps, at least 1.
       discount: the agent's gamma, where there is more than one step. It must be the same, which nothing here can
         check.
-      environments: ``N``, as of the `loop`.
+      environments: ``N``, as of `rl.online.loop`.
       td_lambda: below 1, the lambda of TD(lambda) over at most ``n`` steps (`rl.replay.traces`). Logged data beside
         them are then single steps, too.
 
@@ -109,7 +109,7 @@ def chunked(
     Args:
       length: actions in a chunk.
       discount: the agent's gamma, of one step, as of `steps`.
-      environments: ``N``, as of the `loop`.
+      environments: ``N``, as of `rl.online.loop`.
       reward_discount: of rewards within a chunk; by default ``discount``.
 
     Raises:
