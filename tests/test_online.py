@@ -28,8 +28,8 @@ from rl.envs import WorkerDied
 from rl.envs.stream import Experience, Stream
 from rl.interaction import Trainer, succeeded
 from rl.networks.layers import Architecture
+from rl.replay import buffers, ring, transform
 from rl.replay import dataset as replay
-from rl.replay import ring, transform
 from rl.replay.dataset import Dataset
 from rl.replay.transform import Transform
 from rl.types import Learner, Spec, State
@@ -132,7 +132,7 @@ def test_what_happened_is_what_the_replay_holds() -> None:
     """Two seeds of two environments against deques that a Python loop fills."""
     spec, capacity = Spec((3,), 1), 10
     learner = counter()
-    replay = compiled.uniform(learner, compiled.steps(environments=2), capacity, 4)
+    replay = buffers.uniform(learner, buffers.steps(environments=2), capacity, 4)
     loop = compiled.loop(learner, spec, replay, jax.random.split(jax.random.key(0), 2), 2)
     expected, rewards = [deque(maxlen=capacity) for _ in range(2)], []
     with Stream("toy_environments:Countdown-v0", [(copy,) for copy in range(4)], 0) as stream:
@@ -176,10 +176,10 @@ def test_logged_rows_come_first_in_every_batch() -> None:
         return state._replace(step=state.step + 1), rewards | {"from": batch.origin @ 2 ** jnp.arange(5)}
 
     learner = counter()._replace(update=update)
-    replay = compiled.uniform(learner, compiled.steps(), 10, 5, logged=3)
+    replay = buffers.uniform(learner, buffers.steps(), 10, 5, logged=3)
     row = jax.tree.map(np.asarray, compiled.example(Spec((3,), 1)))
     log = jax.tree.map(lambda x: np.repeat(x, 4, 0), row._replace(reward=np.full(1, 5.0), origin=None))
-    alone = compiled.uniform(learner, compiled.steps(), 10, 5)
+    alone = buffers.uniform(learner, buffers.steps(), 10, 5)
 
     @jax.jit
     def metrics(log: Any) -> tuple[dict[str, Any], Any]:
@@ -195,10 +195,10 @@ def test_logged_rows_come_first_in_every_batch() -> None:
     assert origin == 0b11111  # no demonstrations
 
 
-@pytest.mark.parametrize("keep", [compiled.uniform, compiled.relabelling])
+@pytest.mark.parametrize("keep", [buffers.uniform, buffers.relabelling])
 def test_the_replay_is_written_in_place(keep: Any) -> None:
     learner = counter()
-    replay = keep(learner, compiled.steps(), 100_000, 4)
+    replay = keep(learner, buffers.steps(), 100_000, 4)
     loop = compiled.loop(learner, Spec((3,), 1), replay, jax.random.split(jax.random.key(0), 1))
     carry, _ = loop.begin(loop.init(), np.zeros((1, 1, 3), np.float32), False)
     step = compiled.Step(np.zeros((2, 1, 1, 3), np.float32), np.zeros((3, 1, 1), np.float32))
@@ -216,7 +216,7 @@ def test_every_action_has_draws_of_its_own(random: bool) -> None:
     """Those of each step, seed and environment, whether the policy draws them or nobody does."""
     noisy = lambda state, seen, key: jax.random.normal(key, (*seen.shape[:-1], 1))
     learner = counter()._replace(explore=noisy)
-    replay = compiled.uniform(learner, compiled.steps(environments=2), 10, 4)
+    replay = buffers.uniform(learner, buffers.steps(environments=2), 10, 4)
     loop = compiled.loop(learner, Spec((3,), 1), replay, jax.random.split(jax.random.key(0), 2), 2)
     step = compiled.Step(np.zeros((2, 2, 2, 3), np.float32), np.zeros((3, 2, 2), np.float32))
     carry, action = loop.begin(loop.init(), np.zeros((2, 2, 3), np.float32), random)
@@ -230,21 +230,21 @@ def test_every_action_has_draws_of_its_own(random: bool) -> None:
 @pytest.mark.parametrize(
     "view",
     [
-        compiled.steps(3, 0.99),
-        compiled.chunked(2, 0.99),
-        compiled.stacked_frames(2),
-        compiled.steps(environments=4),
+        buffers.steps(3, 0.99),
+        buffers.chunked(2, 0.99),
+        buffers.stacked_frames(2),
+        buffers.steps(environments=4),
     ],
 )
 def test_a_view_of_another_number_of_environments_is_refused(view: compiled.View) -> None:
     """It would add up rewards of different ones."""
     learner = counter()._replace(weighted=lambda *_: None)
     replays = [
-        compiled.uniform(learner, view, 10, 4),
-        compiled.prioritised_memory(learner, view, 10, 4, 0.5, 0.5),
+        buffers.uniform(learner, view, 10, 4),
+        buffers.prioritised_memory(learner, view, 10, 4, 0.5, 0.5),
     ]
     if view.chunk == 1 and not view.lookahead:
-        replays.append(compiled.relabelling(learner, view, 10, 4))
+        replays.append(buffers.relabelling(learner, view, 10, 4))
     for kept in replays:
         with pytest.raises(
             ValueError, match=r"environments=[14], and the loop has 2 .* give environments=2 to"
@@ -255,19 +255,19 @@ def test_a_view_of_another_number_of_environments_is_refused(view: compiled.View
 def test_returns_over_several_steps_ask_for_a_discount() -> None:
     """It was 1 where it was forgotten, whatever the agent's."""
     for view in (
-        lambda **fields: compiled.steps(3, **fields),
-        lambda **fields: compiled.chunked(3, **fields),
-        lambda **fields: compiled.stacked_frames(2, 3, **fields),
+        lambda **fields: buffers.steps(3, **fields),
+        lambda **fields: buffers.chunked(3, **fields),
+        lambda **fields: buffers.stacked_frames(2, 3, **fields),
     ):
         with pytest.raises(ValueError, match=r"over 3 steps .* give discount=config\.discount"):
             view()
         view(discount=0.9)
-    compiled.stacked_frames(2)  # single steps hold none
+    buffers.stacked_frames(2)  # single steps hold none
 
 
 def test_a_trainer_of_unequal_seeds_or_without_learners_is_refused() -> None:
     learner = counter()
-    replay = compiled.uniform(learner, compiled.steps(), 10, 4)
+    replay = buffers.uniform(learner, buffers.steps(), 10, 4)
     rhythm = {"rhythm": (1, 1), "learning_starts": 1, "random": 0, "preprocessing": Transform()}
     with Stream("toy_environments:Countdown-v0", [(copy,) for copy in range(3)], 0) as stream:
         for keys, message in (
@@ -299,7 +299,7 @@ class Demonstrated:
     LOGGED, BATCH, CAPACITY, GAMMA = 6, 16, 12, 0.9
     PREPROCESSING = Transform(2.0, -1.0, False, np.float32([1, 2, 3]), np.float32([2, 2, 2]))
 
-    def __init__(self, name: str = "toy_environments:CountdownFade-v0", keep: Any = compiled.relabelling):
+    def __init__(self, name: str = "toy_environments:CountdownFade-v0", keep: Any = buffers.relabelling):
         def update(state: State, batch: Any, key: Any) -> tuple[State, Any]:
             return state._replace(params=batch, step=state.step + 1), {"logged": batch.origin.mean()}
 
@@ -313,7 +313,7 @@ class Demonstrated:
             return jax.random.uniform(key, (*observation.shape[:-1], 1), minval=-1.0)
 
         learner = Learner(init, update, explore, None, explore)
-        view = compiled.steps(2, self.GAMMA, environments=2)
+        view = buffers.steps(2, self.GAMMA, environments=2)
         replay = keep(learner, view, self.CAPACITY, self.BATCH, logged=self.LOGGED)
         row = np.arange(3, dtype=np.float32)
         log = compiled.example(Spec((3,), 1))._replace(observation=-row[:, None] - np.ones(3, np.float32))
@@ -468,9 +468,9 @@ def test_an_environment_that_does_not_report_success_is_refused() -> None:
 
 def test_only_a_replay_of_whole_steps_that_can_relabel_takes_demonstrations() -> None:
     with pytest.raises(ValueError, match=r"cannot relabel .* rl.replay.buffers.relabelling"):
-        Demonstrated(keep=compiled.uniform)
+        Demonstrated(keep=buffers.uniform)
     with pytest.raises(ValueError, match="single video frames cannot join"):
-        compiled.relabelling(counter(), compiled.stacked_frames(4), 100, 4)
+        buffers.relabelling(counter(), buffers.stacked_frames(4), 100, 4)
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,8 @@ def take(tree: Tree, rows: Any) -> Tree:
 def share(data: Tree, place: Callable[[np.ndarray], Array]) -> Tree:
     """Data whose images before and after the `Transition` steps in them are `Rows` of one array on the device.
 
-    All else stays as it is, and so do images of which less than half are there twice.
+    All else stays as it is, and so do images on a device, and those of which most would be held again all the same.
+    While it runs the host holds the images a third time.
 
     Args:
       data: on the host.
@@ -65,7 +66,8 @@ def _shared(steps: Transition, place: Callable[[np.ndarray], Array]) -> Transiti
 
 def _pair(before: Any, after: Any, place: Callable[[np.ndarray], Array]) -> tuple[Any, Any]:
     """Two arrays [N, ...] as they are or, if they are images that are mostly the same, as `Rows` of one array."""
-    if before.dtype != np.uint8 or before.ndim < 4:
+    on_host = isinstance(before, np.ndarray) and isinstance(after, np.ndarray)
+    if not on_host or before.dtype != np.uint8 or before.ndim < 4:
         return before, after
     known = {digest: row for row, digest in enumerate(_digests(before))}
     index = np.zeros(len(after), np.int32)
