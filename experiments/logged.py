@@ -112,8 +112,7 @@ def _placed(settings: Settings, data: Any, mesh: jax.sharding.Mesh) -> Any:
     """The data on the devices: all of them on each, every image once, or a part."""
     if settings.split_data:
         return shard.place_split(data, mesh)
-    place = lambda tree: shard.place(tree, mesh)
-    return place(images.share(data, place))
+    return images.on_device(data, lambda tree: shard.place(tree, mesh))
 
 
 @contextmanager

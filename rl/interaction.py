@@ -107,7 +107,7 @@ class Trainer:
     ):
         self.step, self.evaluated, self.deaths = 0, 0, 0  # evaluated: at which step, the last time
         self.whole, self._failed = True, False  # what is here can be saved; an environment failed
-        self._stream, self._logged = stream, jax.device_put(images.share(logged, jax.device_put))
+        self._stream, self._logged = stream, images.on_device(logged)
         self._success = success
         self._preprocessing = preprocessing
         self._see = functools.partial(transform.observations, preprocessing)

@@ -73,10 +73,7 @@ class Trainer:
     ):
         keys.count(run_keys)
         self.step, self.evaluated, self.deaths, self.whole = 0, 0, 0, True
-        self._environments, self._logged = (
-            replay.environments,
-            jax.device_put(images.share(logged, jax.device_put)),
-        )
+        self._environments, self._logged = replay.environments, images.on_device(logged)
         self._boundaries = learning_starts, random
         self._most = max(1, _CALL * rhythm[1] // max(rhythm))  # steps of each environment in one call
         begin, steps = _program(world, learner, replay, run_keys, rhythm, preprocessing)

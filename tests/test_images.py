@@ -52,7 +52,7 @@ def log(pictures: bool = True) -> Dataset:
 )
 def test_batches_of_shared_images_are_the_same(read: Callable[[Dataset], Any], source: Any) -> None:
     data = read(log())
-    shared = images.share(data, jnp.asarray)
+    shared = images.on_device(data)
     draw, key = jax.jit(source), jax.random.key(1)
     jax.tree.map(np.testing.assert_array_equal, draw(jax.device_put(data), key), draw(shared, key))
     steps = shared.steps if isinstance(shared, chunks.Chunks) else shared.transitions
@@ -62,8 +62,7 @@ def test_batches_of_shared_images_are_the_same(read: Callable[[Dataset], Any], s
 
 def test_shared_images_lie_on_a_device_once() -> None:
     mesh = shard.mesh()
-    place = lambda tree: shard.place(tree, mesh)
-    steps = place(images.share(log(), place)).transitions
+    steps = images.on_device(log(), lambda tree: shard.place(tree, mesh)).transitions
     pair = [steps.observation["image"].array, steps.next_observation["image"].array]
     assert pair[0].unsafe_buffer_pointer() == pair[1].unsafe_buffer_pointer()
     assert isinstance(steps.observation["joints"], jax.Array)
@@ -77,5 +76,5 @@ def test_what_is_no_image_or_not_there_twice_stays_as_it_is() -> None:
     }
     apart = data._replace(transitions=data.transitions._replace(next_observation=inverted))
     for each in (log(pictures=False), apart):
-        same = jax.tree.map(lambda a, b: a is b, each, images.share(each, jnp.asarray))
+        same = jax.tree.map(lambda a, b: a is b, each, images.on_device(each, lambda tree: tree))
         assert all(jax.tree.leaves(same))

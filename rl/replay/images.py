@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from rl.types import Array, Transition
+from rl.types import Transition
 
 Tree = TypeVar("Tree")
 
@@ -35,28 +35,29 @@ def take(tree: Tree, rows: Any) -> Tree:
     return jax.tree.map(lambda x: x[rows], tree, is_leaf=_is_rows)
 
 
-def share(data: Tree, place: Callable[[np.ndarray], Array]) -> Tree:
-    """Data whose images before and after the `Transition` steps in them are `Rows` of one array on the device.
+def on_device(data: Tree, place: Callable[[Any], Any] = jax.device_put) -> Tree:
+    """Data on the device; images before and after the `Transition` steps in them are `Rows` of one array there.
 
-    All else stays as it is, and so do images on a device, and those of which most would be held again all the same.
-    While it runs the host holds the images a third time.
+    Images that are on a device already stay as they are, and so do those of which most would be held again all the
+    same. While it runs the host holds the images a third time.
 
     Args:
-      data: on the host.
-      place: NumPy array -> array on the device, for arrays of images alone.
+      data: of which steps on the host are looked through.
+      place: tree of arrays -> the same on the device.
     """
-    return jax.tree.map(
+    shared = jax.tree.map(
         lambda x: _shared(x, place) if isinstance(x, Transition) else x,
         data,
         is_leaf=lambda x: isinstance(x, Transition),
     )
+    return place(shared)
 
 
 def _is_rows(x: Any) -> bool:
     return isinstance(x, Rows)
 
 
-def _shared(steps: Transition, place: Callable[[np.ndarray], Array]) -> Transition:
+def _shared(steps: Transition, place: Callable[[Any], Any]) -> Transition:
     before, structure = jax.tree.flatten(steps.observation)
     after = jax.tree.leaves(steps.next_observation)
     pairs = [_pair(*pair, place) for pair in zip(before, after, strict=True)]
@@ -64,7 +65,7 @@ def _shared(steps: Transition, place: Callable[[np.ndarray], Array]) -> Transiti
     return steps._replace(observation=observation, next_observation=following)
 
 
-def _pair(before: Any, after: Any, place: Callable[[np.ndarray], Array]) -> tuple[Any, Any]:
+def _pair(before: Any, after: Any, place: Callable[[Any], Any]) -> tuple[Any, Any]:
     """Two arrays [N, ...] as they are or, if they are images that are mostly the same, as `Rows` of one array."""
     on_host = isinstance(before, np.ndarray) and isinstance(after, np.ndarray)
     if not on_host or before.dtype != np.uint8 or before.ndim < 4:
