@@ -40,6 +40,7 @@ from rl import checkpoint, log, plot, selection, statistics, train
 from rl.data.files import expanded
 
 CHECKPOINTS, CURVE, LOCK = "checkpoints", "curve.png", ".lock"
+OVERWRITE = "overwrite"  # an empty file in a folder whose run a sweep is to overwrite, until that run starts
 _ATTEMPTS = 4  # to lock a folder
 
 # Scores that are summarised, and those worth a curve, the most telling first.
@@ -394,6 +395,8 @@ def clear(run: Run) -> None:
     if jax.process_index() == 0:
         for path in [path for pattern in (*_LEAVES, *run.leaves) for path in run.folder.glob(pattern)]:
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        # Last, so that what is left by a process that dies here is still to be overwritten.
+        (run.folder / OVERWRITE).unlink(missing_ok=True)
     multihost_utils.sync_global_devices(f"{run.folder} is clear")
 
 

@@ -17,7 +17,9 @@ import platform
 import shlex
 import subprocess
 import sys
+import time
 import uuid
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,6 +33,7 @@ _PACKAGES = (
     *("mujoco", "gymnasium", "gymnasium-robotics", "ogbench", "minari"),
 )
 _TUNING = ("GLIBC_TUNABLES", "XLA_FLAGS")  # variables that change how fast a command is
+_FLUSH = 5.0  # seconds until TensorBoard sees what was written
 _REMEDY = "remove it, and run the same command again"
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _NOT_FINITE_NAMES = {str(value): name for name, value in _NOT_FINITE.items()}
@@ -346,18 +349,47 @@ def _append(file: BinaryIO, line: bytes) -> None:
 
 @contextlib.contextmanager
 def _tensorboard(folder: Path, resume_step: int) -> Iterator[Callable[[int, Mapping[str, float]], None]]:
-    from tensorboardX import SummaryWriter
+    """Yields what writes scalars as events, and gives up with a warning where that fails.
 
-    # purge_step makes TensorBoard forget what the interrupted run wrote beyond its last checkpoint.
-    writer = SummaryWriter(str(folder), purge_step=resume_step + 1 if resume_step else 0, flush_secs=5)
+    Not by ``SummaryWriter``: a disk that is full for a moment ends its thread, and then its queue blocks the run.
+    """
+    from tensorboardX.event_file_writer import EventsWriter
+    from tensorboardX.proto.event_pb2 import Event, SessionLog
+    from tensorboardX.summary import scalar
+
+    writer = EventsWriter(str(folder / "events"))
+    flushed, failed = -math.inf, False
+
+    def record(events: Iterable[Event], flush_every: float = _FLUSH) -> None:
+        nonlocal flushed, failed
+        try:
+            if not failed:
+                for event in events:
+                    event.wall_time = time.time()
+                    writer.write_event(event)
+                if time.monotonic() >= flushed + flush_every:
+                    writer.flush()
+                    flushed = time.monotonic()
+        except OSError as error:  # a part of a record may be written, after which TensorBoard reads nothing
+            failed = True
+            warnings.warn(
+                f"no more events for TensorBoard are written to {folder}: {error.strerror}. {METRICS} has everything",
+                stacklevel=2,
+            )
 
     def write(step: int, scalars: Mapping[str, float]) -> None:
-        for name, value in scalars.items():
-            if math.isfinite(value):  # of others it warns at every step, and shows a gap either way
-                writer.add_scalar(name, value, step)
+        # Of numbers that are not finite it warns at every step, and shows a gap either way.
+        finite = {name: value for name, value in scalars.items() if math.isfinite(value)}
+        record(Event(step=step, summary=scalar(name, value)) for name, value in finite.items())
 
-    with contextlib.closing(writer):
+    if resume_step:  # TensorBoard forgets what the interrupted run wrote beyond its last checkpoint
+        record([Event(step=resume_step + 1, session_log=SessionLog(status=SessionLog.START))])
+    try:
         yield write
+    finally:
+        record([], flush_every=0.0)
+        with contextlib.suppress(OSError):
+            writer.close()
 
 
 def check_wandb() -> None:

@@ -114,8 +114,8 @@ def work(
         return OVER, None
     with training.alarm(left) as over:
         try:
-            judged = Program(**fields), Path(place), metric, began
-            return ROWS, records.ended(*judged) or training.attempt(*judged)
+            judged = Program(**fields), Path(place), metric
+            return ROWS, records.ended(*judged, began) or training.attempt(*judged)
         except lifecycle.InUse as error:
             return IN_USE, str(error)
         except records.MetricError as error:

@@ -19,7 +19,7 @@ from absl import flags
 
 from experiments import common, presets
 from experiments import flags as config_flags
-from rl import agents, checkpoint, data, log, train
+from rl import agents, checkpoint, data, lifecycle, log, train
 from rl.data.files import expanded
 from rl.types import Spec
 from rl.values import heads
@@ -60,7 +60,7 @@ class Sweep(NamedTuple):
     root: Path  # the folder of all its programs
     runs: int
     programs: dict[Path, Program]  # by their folders
-    # When the command did that trains it, by `time.time`: what ended since then it does not train, even to overwrite.
+    # When the command did that trains it, by `time.time`: what failed since then it does not try again.
     began: float = math.inf
 
 
@@ -256,19 +256,35 @@ def single_run_folders(program: Program, place: Path) -> dict[Path, Program]:
     return {place / f"{i:03d}": part for i, part in enumerate(program.single_runs())}
 
 
-def finished(program: Program, place: Path, began: float = math.inf) -> bool:
-    """Whether the program's result is there, as long as the sweep asks for; to overwrite, one of since ``began``."""
-    if not (place / log.RESULT).exists():
-        return False
-    settings, *_ = arguments(program, place)
-    if settings.overwrite and (place / log.RESULT).stat().st_mtime < began:
+def finished(program: Program, place: Path) -> bool:
+    """Whether the program's result is there, as long as the sweep asks for, and not to be overwritten."""
+    if not (place / log.RESULT).exists() or (place / lifecycle.OVERWRITE).exists():
         return False
     length = SCRIPTS[program.script].length
-    return log.read_json(place / log.RESULT).get(length) == getattr(settings, length)
+    return log.read_json(place / log.RESULT).get(length) == getattr(arguments(program, place)[0], length)
+
+
+def overwrites(program: Program) -> bool:
+    """Whether the program is to be trained again where it is finished."""
+    return arguments(program, Path())[0].overwrite
+
+
+def mark(sweep: Sweep) -> None:
+    """Marks what is there of the programs that a command is to `overwrites`, so that commands after it go on with that.
+
+    A run removes the mark when it starts. What a process has open is being trained already, and is not marked.
+    """
+    for place, program in sweep.programs.items():
+        if overwrites(program):
+            for folder in (place, *single_run_folders(program, place)):
+                if folder.is_dir() and not lifecycle.holder(folder):
+                    (folder / lifecycle.OVERWRITE).touch()
 
 
 def with_finished(sweep: Sweep, folders: Sequence[str]) -> Sweep:
     """The sweep, whose programs that are finished in one of ``folders``, and not in its own, lie there.
+
+    Those that are to be trained again do not.
 
     Args:
       sweep: as laid out by `load`.
@@ -283,6 +299,8 @@ def with_finished(sweep: Sweep, folders: Sequence[str]) -> Sweep:
             raise ValueError(f"--finished={other} is no folder: experiments.report --store makes one")
 
     def where(place: Path, program: Program) -> Path:
+        if overwrites(program) or (place / lifecycle.OVERWRITE).exists():
+            return place
         stored = (other / place.name for other in others)
         return next((x for x in (place, *stored) if finished(program, x)), place)
 
@@ -295,7 +313,7 @@ def check_folder(program: Program, place: Path, root: Path) -> None:
     A folder that is not in the sweep's, ``root``, is one of --finished.
     """
     settings, config, sweep = arguments(program, place)
-    if (place / log.CONFIG).exists() and not settings.overwrite:
+    if (place / log.CONFIG).exists() and not (settings.overwrite or (place / lifecycle.OVERWRITE).exists()):
         _check_same(place, root, program.script, settings, config, sweep)
         _check_length(place, SCRIPTS[program.script].length, settings)
 

@@ -47,6 +47,8 @@ def state(program: Program, place: Path) -> State:
     total = getattr(settings, script.length)
     if layout.finished(program, place):
         return State("done", total, total, log.read_json(place / log.RESULT)["wall_seconds"])
+    if (place / lifecycle.OVERWRITE).exists():
+        return State("running" if lifecycle.holder(place) else "waiting", 0, total, 0.0)
     if (place / DIVERGED).exists():
         return _state_of_single_runs(program, place, total)
     rows = log.read(place) if (place / log.METRICS).exists() else []
@@ -160,7 +162,7 @@ def done(sweep: Sweep, known: Collection[Path] = ()) -> Rows:
     rows: Rows = {}
     failed: list[MetricError] = []
     for place, program in sweep.programs.items():
-        if place not in known and layout.finished(program, place, sweep.began):
+        if place not in known and layout.finished(program, place):
             try:
                 rows[place] = scored(program, place, sweep.metric)
             except MetricError as error:
@@ -178,17 +180,17 @@ def trained_alone(sweep: Sweep, known: Collection[Path]) -> list[dict[str, Any]]
         for place, program in sweep.programs.items()
         if place not in known and program.runs > 1
         for folder, part in layout.single_run_folders(program, place).items()
-        if layout.finished(part, folder, sweep.began)
+        if layout.finished(part, folder)
         for row in scored(part, folder, sweep.metric)
     ]
 
 
 def ended(program: Program, place: Path, metric: str, began: float) -> list[dict[str, Any]]:
-    """The rows of a program that some process has finished, or failed at, since the command began; [] of others."""
-    if layout.finished(program, place, began):
+    """The rows of a program that is finished, or that failed since the command ``began``; [] of others."""
+    if layout.finished(program, place):
         return scored(program, place, metric)
     each = layout.single_run_folders(program, place)
-    done = {folder for folder, part in each.items() if layout.finished(part, folder, began)}
+    done = {folder for folder, part in each.items() if layout.finished(part, folder)}
     error = _error(place, began)
     if not error and len(done) < len(each):
         return []

@@ -70,6 +70,9 @@ def main(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> None:
         return
     if jax.process_count() == 1:  # hosts of one slice must all train the same, whatever their clocks say
         sweep = sweep._replace(began=began)
+    if shard.is_main():
+        layout.mark(sweep)
+    lifecycle.any_process(False)  # the others see the marks
     known: Rows = {}
 
     def store(rows: Rows) -> None:
@@ -171,9 +174,9 @@ def _train(sweep: Sweep, store: Callable[[Rows], None], over: Any) -> bool:
         program = sweep.programs[place]
         if shard.is_main():
             say(f"{place}: {program.fixed} x {program.swept}")
-        judged = program, place, sweep.metric, sweep.began
+        judged = program, place, sweep.metric
         try:
-            known = records.ended(*judged) if shard.is_main() else []
+            known = records.ended(*judged, sweep.began) if shard.is_main() else []
             rows[place] = known if lifecycle.from_first_process(bool(known)) else training.attempt(*judged)
         except lifecycle.InUse as error:
             say(f"left to another process: {error}", file=sys.stderr)

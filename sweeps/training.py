@@ -12,7 +12,6 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -73,11 +72,10 @@ def collect(program: Program) -> None:
         signal.signal(signal.SIGTERM, before)
 
 
-def attempt(program: Program, place: Path, metric: str, began: float = math.inf) -> list[dict[str, Any]]:
+def attempt(program: Program, place: Path, metric: str) -> list[dict[str, Any]]:
     """Makes the program's data and trains it, as far as neither is done; a row per run, with its score or its error.
 
-    A run that fails leaves failed.json in its folder. What was begun since the command ``began`` goes on, also to
-    overwrite.
+    A run that fails leaves failed.json in its folder.
 
     Raises:
       MetricError: the runs do not log ``metric``.
@@ -91,7 +89,7 @@ def attempt(program: Program, place: Path, metric: str, began: float = math.inf)
                 raise lifecycle.InUse(held)
             collect(program)
             (place / FAILED).unlink(missing_ok=True)
-        rows = execute(program, place, metric, began)
+        rows = execute(program, place, metric)
         (place / FAILED).unlink(missing_ok=True)
     except (MetricError, lifecycle.InUse, train.Interrupted):
         raise
@@ -117,20 +115,20 @@ def attempt(program: Program, place: Path, metric: str, began: float = math.inf)
     return rows
 
 
-def execute(program: Program, workdir: Path, metric: str, began: float = math.inf) -> list[dict[str, Any]]:
+def execute(program: Program, workdir: Path, metric: str) -> list[dict[str, Any]]:
     """Trains one program, if it is not finished; one row per run, with its parameters and its last score or its error.
 
-    If one of several runs diverges, all are trained again one by one, so that it takes only itself down. What was begun
-    since the command ``began`` goes on, also to overwrite.
+    If one of several runs diverges, all are trained again one by one, so that it takes only itself down. A folder that
+    is marked (`layout.mark`) is overwritten.
 
     Raises:
       MetricError: the runs do not log ``metric``.
     """
-    if lifecycle.from_first_process(layout.finished(program, workdir, began)):
+    if lifecycle.from_first_process(layout.finished(program, workdir)):
         return _read(program, workdir, metric)
     settings, config, sweep = layout.arguments(program, workdir)
-    if settings.overwrite and _begun(workdir, began):
-        settings = dataclasses.replace(settings, overwrite=False)
+    marked = lifecycle.from_first_process((workdir / lifecycle.OVERWRITE).exists())
+    settings = dataclasses.replace(settings, overwrite=marked)
     if settings.overwrite and shard.is_main():
         (workdir / DIVERGED).unlink(missing_ok=True)
     if settings.overwrite or not lifecycle.from_first_process((workdir / DIVERGED).exists()):
@@ -144,16 +142,7 @@ def execute(program: Program, workdir: Path, metric: str, began: float = math.in
             if shard.is_main():
                 log.write_json(workdir / DIVERGED, {"error": str(error)})
     parts = layout.single_run_folders(program, workdir).items()
-    return [row for folder, part in parts for row in execute(part, folder, metric, began)]
-
-
-def _begun(place: Path, began: float) -> bool:
-    """Whether the run in the folder started since ``began``; to overwrite, what was there before it is gone."""
-    with contextlib.suppress(FileNotFoundError):
-        # The file's own time is of who went on with the run last.
-        started = log.read_json(place / log.CONFIG)["started"]
-        return datetime.fromisoformat(started).timestamp() >= began
-    return False
+    return [row for folder, part in parts for row in execute(part, folder, metric)]
 
 
 def _read(program: Program, workdir: Path, metric: str) -> list[dict[str, Any]]:

@@ -313,6 +313,23 @@ def test_tensorboard_of_a_resumed_run_forgets_later_steps(tmp_path: Path):
     assert [e.step for e in events(tmp_path) if e.session_log.status == SessionLog.START] == [51]
 
 
+def test_a_run_goes_on_when_events_for_tensorboard_cannot_be_written(tmp_path: Path, monkeypatch):
+    """What is in the buffer of the file when the disk is full fails once more when it is closed."""
+    from tensorboardX.event_file_writer import EventsWriter
+
+    def full(self):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.warns(
+        UserWarning, match=r"no more events for TensorBoard .*No space left.* metrics.jsonl has"
+    ) as said:
+        with log.open_run(tmp_path, {}) as run:
+            monkeypatch.setattr(EventsWriter, "flush", full)
+            for step in range(30):
+                run.write(step, {"loss": 1.0})
+    assert len(said) == 1 and len(log.read(tmp_path)) == 30
+
+
 def test_tensorboard_can_be_left_out(tmp_path: Path):
     with open_plain(tmp_path) as run:
         run.write(1, {"loss": 1.0})

@@ -10,6 +10,7 @@ import json
 import math
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -523,6 +524,8 @@ def test_a_run_that_diverges_takes_only_itself_down(tmp_path: Path, monkeypatch:
         rates, place = sweep["learning_rate"], Path(settings.workdir)
         trained.append(rates)
         with lifecycle._alone(place):
+            if settings.overwrite:  # as a session begins
+                (place / lifecycle.OVERWRITE).unlink()
             states.append(records.state(program, tmp_path).name)
             if any(rate in broken for rate in rates):
                 raise train.Diverged("q not finite at update 3")
@@ -542,21 +545,25 @@ def test_a_run_that_diverges_takes_only_itself_down(tmp_path: Path, monkeypatch:
     again = planned({tmp_path: program})  # as the same command finds it, which tries the second once more
     assert records.done(again) == {}
     assert [row["score"] for row in records.trained_alone(again, ())] == pytest.approx([0.1, 0.3])
-    afresh = dataclasses.replace(program, fixed=SMALL | {"overwrite": True})
-    for one in (program, afresh):  # as a process finds it that began before
-        earlier = records.ended(one, tmp_path, "eval/return", 0.0)
-        assert [row.get("score") for row in earlier] == [row.get("score") for row in rows]
-        assert not records.ended(one, tmp_path, "eval/return", math.inf)
+    earlier = records.ended(program, tmp_path, "eval/return", 0.0)  # as a process finds it that began before
+    assert [row.get("score") for row in earlier] == [row.get("score") for row in rows]
+    assert not records.ended(program, tmp_path, "eval/return", math.inf)
     broken.clear()
     with lifecycle._alone(tmp_path / "001"), pytest.raises(lifecycle.InUse, match="001 is in use by process"):
         training.attempt(program, tmp_path, "eval/return")
     assert len(records.failures(training.attempt(program, tmp_path, "eval/return"))) == 0
     assert trained[4:] == [[1e9]] and records.state(program, tmp_path) == records.State("done", 4, 4, 6.0)
-    assert (
-        len(records.ended(afresh, tmp_path, "eval/return", 0.0)) == 3
-    )  # each alone, and none of them failed
-    training.attempt(afresh, tmp_path, "eval/return")
+    ended = records.ended(program, tmp_path, "eval/return", 0.0)
+    assert len(ended) == 3 and not records.failures(ended)  # each alone
+    layout.mark(planned({tmp_path: dataclasses.replace(program, fixed=SMALL | {"overwrite": True})}))
+    assert records.state(program, tmp_path) == records.State("waiting", 0, 4, 0.0)
+    assert records.ended(program, tmp_path, "eval/return", 0.0) == []
+    training.attempt(program, tmp_path, "eval/return")
     assert trained[5:] == [[0.1, 1e9, 0.3]] and layout.finished(program, tmp_path)
+    # Of the runs that were trained alone before, none is taken for one of today.
+    assert not any(
+        layout.finished(*one[::-1]) for one in layout.single_run_folders(program, tmp_path).items()
+    )
 
 
 def planned(programs: dict[Path, Program]) -> Sweep:
@@ -952,6 +959,33 @@ def test_what_another_process_ended_meanwhile_is_not_trained_again(
     with pytest.raises(SystemExit):
         start(file, *flags)
     assert trained[3 + own :] == ([0, 1, 2] if overwrite else [2])
+
+
+@pytest.mark.parametrize("again", ["", "--overwrite"])
+def test_overwriting_that_was_stopped_goes_on(
+    again: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Old results are never taken for new ones: not by the command after it, by --status or by a report."""
+    kill: list[int] = []
+
+    def stop(settings: offline.Settings, session: lifecycle.Session) -> None:
+        if kill:
+            session.stopping.append(kill.pop())
+
+    trained = count_in_place_of_training(monkeypatch, stop)
+    file = seeds_sweep(tmp_path, 0, 1, 2)
+    start(file, f"--workdir={tmp_path}")
+    old = {path: path.stat().st_mtime_ns for path in tmp_path.glob(f"*/{log.RESULT}")}
+    kill.append(signal.SIGTERM)
+    with pytest.raises(train.Interrupted):
+        start(file, f"--workdir={tmp_path}", "--overwrite")
+    assert status_of(file, tmp_path, capsys)[0] == "3 programs: 1 stopped, 2 waiting"
+    start(file, f"--workdir={tmp_path}", *filter(None, [again]))
+    assert trained == [0, 1, 2, 0, 0, 1, 2]
+    assert all(path.stat().st_mtime_ns > old[path] for path in tmp_path.glob(f"*/{log.RESULT}"))
+    assert status_of(file, tmp_path, capsys)[0] == "3 programs: 3 done"
+    start(file, f"--workdir={tmp_path}")
+    assert len(trained) == 7
 
 
 def test_a_disk_that_fills_up_takes_no_finished_run(
