@@ -267,6 +267,9 @@ def run(
             given[name] = getattr(settings, name)
     place, code = folder(settings, task, variant), user_code(settings)
     options["about"] = {**options.get("about", {}), **({"code": code} if code else {})}
+    # Names may differ, of folders above all.
+    numbers = {name: x for name, x in dataclasses.asdict(settings).items() if not isinstance(x, str)}
+    options["alike"] = numbers | options.get("alike", {})
     chosen = {name: getattr(settings, name) for name in identity}
     return lifecycle.Run(
         folder=place,

@@ -160,6 +160,7 @@ def _run(settings: Settings, config: Any, sweep: Mapping[str, list[float]], task
             "action_size": task.data.loaded.spec.action_size,
             "environment": task.environment,
         },
+        alike={"held_out": len(task.validation.end) if task.validation else 0},
         variants=logged.parameters(sweep),
         leaves=(rollouts.FOLDER,),
         task_episodes=settings.eval_episodes,

@@ -163,6 +163,7 @@ def _run(
             "reference": task.loaded.reference,
             "environment": task.loaded.environment,
         },
+        alike={"held_out": replay.size(task.validation) if task.validation else 0},
         variants=logged.parameters(sweep),
         leaves=(ESTIMATES,),
     )

@@ -67,6 +67,7 @@ class Run(NamedTuple):
     card: Mapping[str, Any]  # JSON; what a checkpoint in the folder must agree on
     total: int  # steps
     about: Mapping[str, Any] = {}  # JSON; stored beside the card, and not compared
+    alike: Mapping[str, Any] = {}  # JSON; what all processes must agree on, too; not stored
     unit: str = "updates"  # what --unit=... counts, and the entry in result.json
     per_unit: int = 1  # steps in one of them
     label: str = ""  # of the progress bar and the curve
@@ -146,12 +147,14 @@ def begin(run: Run, tree: Mapping[str, Any]) -> Start:
 
 def _check_same(run: Run) -> None:
     """Raises ValueError if the processes of a run were started with different flags, or read different data."""
-    card = json.dumps(run.card, sort_keys=True, default=str)
-    cards = multihost_utils.process_allgather(np.uint32(zlib.crc32(card.encode())))
-    if others := np.flatnonzero(cards != cards.flat[0]).tolist():
+    alike = run.card, run.alike, run.total, run.overwrite
+    digest = zlib.crc32(json.dumps(alike, sort_keys=True, default=str).encode())
+    digests = multihost_utils.process_allgather(np.uint32(digest))
+    if others := np.flatnonzero(digests != digests.flat[0]).tolist():
         raise ValueError(
             f"processes {others} of this run have other settings or other data than process 0, and a run cannot be of "
-            "both: start the same command on every host, with the same files in --data_folder"
+            "both: start the same command on every host, with the same files in --data_folder, those of held-out data "
+            "(NAME-val.npz) among them"
         )
 
 

@@ -415,6 +415,29 @@ def test_processes_that_mean_different_runs_are_refused(
         lifecycle.begin(run(tmp_path), {"state": np.zeros(3)})
 
 
+def test_what_processes_must_agree_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where one finds held-out data and others do not, or trains longer, they would wait for each other for ever."""
+    digests: list[int] = []
+
+    def gather(x: np.ndarray) -> np.ndarray:
+        digests.append(int(x))
+        return np.array([x, x])
+
+    monkeypatch.setattr(lifecycle.multihost_utils, "process_allgather", gather)
+    this = run(tmp_path, alike={"held_out": 0})
+    for other in (
+        this,
+        this._replace(alike={"held_out": 5}),
+        this._replace(total=this.total + 1),
+        this._replace(overwrite=True),
+        this._replace(card={**this.card, "agent": "other"}),
+    ):
+        lifecycle._check_same(other)
+    assert len(set(digests)) == len(digests)
+    lifecycle._check_same(run(tmp_path, alike={"held_out": 0}))
+    assert digests[-1] == digests[0]
+
+
 def test_a_result_that_another_process_cannot_see_yet_is_there(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
