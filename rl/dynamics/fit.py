@@ -165,11 +165,11 @@ def advance(
 
     def update(number: Array, carry: tuple[Params, Any]) -> tuple[Params, Any]:
         params, moments = carry
-        batch_key = jax.random.fold_in(key, before.checks * sizes.updates + number)
+        update_key = jax.random.fold_in(key, before.checks * sizes.updates + number)
+        place_key, loss_key = jax.random.split(update_key)
         shape = (config.members, config.batch_size)
-        place = jax.random.randint(batch_key, shape, 0, data.size - sizes.held)
+        place = jax.random.randint(place_key, shape, 0, data.size - sizes.held)
         batch = jax.tree.map(lambda x: x[sample.places[members, place]], data.rows)
-        loss_key = jax.random.fold_in(batch_key, 1)
         gradient = jax.grad(objective, 2)(config, loss, params, batch, context, loss_key)
         steps, moments = _ADAM.update(gradient, moments)
         return jax.tree.map(lambda x, step: x - rate * step, params, steps), moments
