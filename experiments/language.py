@@ -67,6 +67,7 @@ from rl.programs.pool import Limits, Pool
 from rl.replay import tokens as replay
 from rl.replay.tokens import Episode
 from rl.types import Key, Learner, Params, State, TokenBatch
+from rl.values import heads
 from rl.values.heads import ValueHead
 
 POLICY = "policy"  # in the run folder
@@ -340,23 +341,37 @@ def _value_head(
     """The head, and its support: of the flags, or all that values of these episodes can be.
 
     Raises:
-      ValueError: the log has returns beyond it.
+      ValueError: the log has returns beyond it, or does not bound values, and no flag does.
     """
     discount = getattr(config, "discount", 1.0)
+    if not _continues_cut_episodes(settings, config):
+        episodes = [one._replace(terminated=True) for one in episodes]
     support, head = common.value_head(settings, replay.value_bounds(episodes, discount))
+    # The values of an episode that was cut off are not known, and an estimate is no reason to refuse a support.
+    known = [replay.returns_to_go(one, discount) for one in episodes if one.terminated] or [np.zeros(0)]
     # In the rewards' own precision, or -0.3 would lie below a support that begins at -0.3.
-    values = np.concatenate([replay.returns_to_go(one, discount) for one in episodes]).astype(np.float32)
+    values = np.concatenate(known).astype(np.float32)
     # Of what is left of an episode: its return may be less, where it began with a loss.
-    if head.are_values and values.max() > getattr(config, "maximum", math.inf):
+    low, high = values.min(initial=math.inf), values.max(initial=-math.inf)
+    if head.are_values and high > getattr(config, "maximum", math.inf):
         raise ValueError(
-            f"--agent.maximum={config.maximum} bounds all values, and the log has a return of {values.max()}"
+            f"--agent.maximum={config.maximum} bounds all values, and the log has a return of {high}"
         )
-    if not head.are_values and not support[0] <= values.min() <= values.max() <= support[1]:
+    if not head.are_values and (low < support[0] or high > support[1]):
         raise ValueError(
-            f"the log has returns from {values.min():g} to {values.max():g}, beyond the support [{support[0]:g}, "
-            f"{support[1]:g}] of --head={settings.head}: change --head_low and --head_high"
+            f"the log has returns from {low:g} to {high:g}, beyond the support [{support[0]:g}, {support[1]:g}] of "
+            f"--head={settings.head}: change --head_low and --head_high"
         )
     return support, head
+
+
+def _continues_cut_episodes(settings: Settings, config: Any) -> bool:
+    """Whether a support must hold targets that go on with the value of the state after a cut.
+
+    Agents without values have no targets, and those of ilql's backup mc are returns, after which nothing follows.
+    """
+    has_targets = hasattr(config, "discount") and getattr(config, "backup", "") != "mc"
+    return has_targets and heads.has_support(settings.head)
 
 
 # ---- what it learned -----------------------------------------------------------------------------------------------

@@ -206,13 +206,16 @@ def _judged(
     tasks: Sequence[Problem],
     pool: Pool | None,
 ) -> _Numbered:
-    """What a log has, whose programs have met the tests of their problems.
+    """What a log has, whose programs have met the tests of their problems, cut as those that are played.
+
+    How many were cut is said.
 
     Raises:
       ValueError: there are programs and not their problems.
     """
     of_name = {task.name: task for task in tasks}
-    sampled = []
+    stops = STOPS.get(settings.environment, ())
+    sampled, shorter = [], 0
     for line, one in read.items():
         if not isinstance(one, Samples):
             continue
@@ -223,7 +226,15 @@ def _judged(
                 f"one of {', '.join(PROBLEMS)}, and its --environment_file"
             )
         task = of_name[one.name]._replace(prompt=one.prompt)
-        sampled += [(line, task, completion) for completion in one.completions]
+        completions = [programs.before(stops, completion) for completion in one.completions]
+        shorter += sum(cut != full for cut, full in zip(completions, one.completions, strict=True))
+        sampled += [(line, task, completion) for completion in completions]
+    if shorter:
+        print(
+            f"note: {settings.log}: {shorter} of {len(sampled)} programs go on behind what was asked for and are cut "
+            f"there, as programs that are played (--environment={settings.environment})",
+            file=sys.stderr,
+        )
     pairs = [(of_name[task.name], programs.whole(task, completion)) for _, task, completion in sampled]
     verdicts = pool.run(pairs) if pool else []
     numbered: _Numbered = [(line, one) for line, one in read.items() if not isinstance(one, Samples)]

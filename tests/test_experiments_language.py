@@ -34,7 +34,7 @@ from rl.language.model import Config
 from rl.language.weights import WeightsError
 from rl.networks.transformer import Shape
 from rl.programs.pool import Limits, Pool
-from rl.programs.problems import read_apps
+from rl.programs.problems import Problem, read_apps
 from rl.types import State
 from rl.values.heads import HeadSettings
 
@@ -384,6 +384,35 @@ def test_programs_of_a_log_earn_what_their_tests_say(files: Path, tmp_path: Path
         assert language_log.action_tokens(dataclasses.replace(chosen, environment=where)) == tokens
     limits = script._limits(dataclasses.replace(chosen, program_seconds=6))
     assert limits == Limits(seconds=6, deadline=30.0) and script._limits(chosen) == Limits()
+
+
+def test_programs_of_a_log_are_cut_as_those_that_are_played(
+    files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A completion that goes on with half a function did not compile in the log, and passed where it was played."""
+    right, behind = "    return 2 * x\n", "\ndef g(x):\n    return ("
+    task = Problem("HumanEval/0", "def f(x):\n", "assert f(2) == 4\n", ("f",), f"def f(x):\n{right}")
+    rows = [{"task_id": task.name, "prompt": task.prompt, "samples": [right + behind, right, "    ("]}]
+    log_file = write(tmp_path / "log.jsonl", rows)
+    chosen = settings(files, tmp_path, log=log_file, environment="humaneval", environment_file="problems")
+    with Pool(1, isolation="none") as pool:
+
+        def judged(environment: str) -> list[tuple[str, float]]:
+            of_environment = dataclasses.replace(chosen, environment=environment)
+            numbered = language_log._judged(of_environment, dialogues.read(log_file), [task], pool)
+            return [(one.turns[1].text, one.turns[1].reward) for _, one in numbered]
+
+        assert judged("humaneval") == [(right, 1.0), (right, 1.0), ("    (", -1.0)]
+        assert f"note: {log_file}: 1 of 3 programs go on behind what was asked for" in capsys.readouterr().err
+        # What plays cuts, too.
+        game = language_log.environment(chosen, [task], pool)
+        assert game
+        for completion, reward in ((right + behind, 1.0), ("    (", -1.0)):
+            [one] = text.play(game, lambda all_, said=completion: [said], 1, np.random.default_rng(0))
+            assert one.returned == reward
+        # Scripts are whole in both.
+        assert judged("apps")[0] == (right + behind, -1.0)
+        assert "programs go on" not in capsys.readouterr().err
 
 
 def test_lines_that_are_too_long_are_refused_cut_or_left_out(
@@ -784,6 +813,34 @@ def test_bounds_of_values_are_compared_with_returns_to_go(files: Path, tmp_path:
     short = write(tmp_path / "short.jsonl", rows)
     read(short, 0.1, head="scalar")
     assert read(short, 1.0, head="c51", head_low=-0.3, head_high=0.1).support == (-0.3, 0.1)
+
+
+def test_supports_hold_what_follows_a_cut_where_targets_do(files: Path, tmp_path: Path) -> None:
+    """Three moves of -1 and no end: -10 for ever, where a move is one token; and -1, -1.9 and -2.71 as logged."""
+    move = [{"text": "1", "is_action": True, "reward": -1.0}, {"text": "="}]
+    path = write(tmp_path / "cut.jsonl", [{"turns": [{"text": "="}, *move * 3], "terminated": False}])
+
+    def support(of_agent: Any, head: str = "c51", **fields: Any) -> tuple[float, float]:
+        agent = next(name for name in OWN if isinstance(of_agent, script.agent(name).Config))
+        chosen = settings(files, tmp_path, agent=agent, head=head, log=path, stop="1", held_out=0.0, **fields)
+        with contextlib.ExitStack() as stack:
+            return script.problem(chosen, of_agent, stack).support
+
+    as_logged = (-3.0, 0.0)
+    for each in (config("bcoder", discount=0.9), config("ilql", discount=0.9, backup="expectile")):
+        low, high = support(each)
+        assert low < -10 < high
+        endless = dataclasses.replace(each, discount=1.0)
+        assert support(each, "scalar") == support(endless, "quantile") == as_logged
+        with pytest.raises(ValueError, match="--head=c51 needs --head_low and --head_high"):
+            support(endless)
+        assert support(endless, head_low=-5.0, head_high=-1.5) == (-5.0, -1.5)
+    returns = [config("ilql", discount=discount) for discount in (0.9, 1.0)]
+    assert [support(each) for each in (*returns, config("lm_bc"))] == [as_logged] * 3
+    with pytest.raises(
+        ValueError, match=r"the log has returns from -2\.71 to -1, beyond the support \[-2, 0\]"
+    ):
+        support(returns[0], head_low=-2.0)
 
 
 @pytest.mark.parametrize(

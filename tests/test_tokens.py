@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import jax
@@ -115,10 +116,10 @@ def test_sampling_draws_whole_rows() -> None:
     jax.tree.map(lambda x, all_rows: np.testing.assert_array_equal(x, all_rows[which]), batch, data)
 
 
-def rewarded(*rewards: float) -> Episode:
+def rewarded(*rewards: float, terminated: bool = True) -> Episode:
     """An episode of as many turns of the agent, of two tokens each, as rewards."""
     turns = [[Turn([1]), Turn([2, 3], True, reward)] for reward in rewards]
-    return episode([turn for pair in turns for turn in pair], terminated=True)
+    return episode([turn for pair in turns for turn in pair], terminated)
 
 
 def test_returns_of_an_episode_and_the_bounds_of_values_by_hand() -> None:
@@ -130,6 +131,25 @@ def test_returns_of_an_episode_and_the_bounds_of_values_by_hand() -> None:
     low, high = replay.value_bounds([rewarded(*[1.0, -1.0] * 10), rewarded(2.0)], 1.0)
     assert (low, high) == (-1.0 - 3.0, 2.0 + 3.0)
     assert replay.value_bounds([rewarded(0.0)], 1.0) == (-0.5, 0.5)
+
+
+def test_bounds_hold_values_of_an_episode_that_was_cut_off_and_goes_on() -> None:
+    """They were those of its returns as if nothing followed, which no such value is near."""
+    cut = rewarded(-1.0, -1.0, -1.0, terminated=False)
+    # After the cut -0.5 a token for ever is -5, and its last action is worth -1 - 0.9 * 5.
+    returns = replay.returns_to_go(cut, 0.9, bootstrap=-0.5)
+    np.testing.assert_allclose(returns[-2:], [-0.9 * 5.5, -5.5], rtol=1e-12)
+    assert replay.returns_to_go(cut, 0.9)[-1] == -1.0
+    low, high = replay.value_bounds([cut], 0.9)
+    # What the same turns for ever are worth, at either token of a turn.
+    assert low < -1 / (1 - 0.81) < -0.9 / (1 - 0.81) < high
+    # However many episodes end with nothing; and no values are below the worst reward for ever.
+    assert replay.value_bounds([cut, *[rewarded(0.0)] * 50], 0.9) == pytest.approx((-10.0, 0.0))
+    assert replay.value_bounds([rewarded(-1.0, 1.0, terminated=False), rewarded(9.0)], 0.5) == (-2.0, 18.0)
+    # The same log of episodes that end has the bounds that it had, and without a discount nothing bounds the other.
+    assert replay.value_bounds([cut._replace(terminated=True), rewarded(0.0)], 0.9)[0] == -3.0
+    assert replay.value_bounds([cut, rewarded(0.0)], 1.0) == (-math.inf, 0.0)
+    assert replay.value_bounds([rewarded(0.0, terminated=False)], 1.0) == (-0.5, 0.5)
 
 
 def test_answers_to_one_problem_are_held_out_together_and_games_one_by_one() -> None:

@@ -24,13 +24,14 @@ def whole(problem: Problem, completion: str) -> str:
 
 
 def until(stops: Sequence[str]) -> Text:
-    """`whole`, but of the completion only what stands before the first of these texts."""
+    """`whole`, but of the completion only what `before` leaves."""
+    return lambda problem, completion: whole(problem, before(stops, completion))
 
-    def text(problem: Problem, completion: str) -> str:
-        places = (completion.find(stop) for stop in stops)
-        return whole(problem, completion[: min((place for place in places if place >= 0), default=None)])
 
-    return text
+def before(stops: Sequence[str], completion: str) -> str:
+    """What of the completion stands before the first of these texts."""
+    places = (completion.find(stop) for stop in stops)
+    return completion[: min((place for place in places if place >= 0), default=None)]
 
 
 def step(

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from rl.replay.dataset import widened
+from rl.replay.dataset import for_ever, widened
 from rl.replay.source import Source
 from rl.types import Array, Key, TokenBatch
 
@@ -206,11 +206,15 @@ def split(
     return learned, held_out
 
 
-def returns_to_go(one: Episode, discount: float) -> np.ndarray:
-    """The discounted return from each of its actions to its end, [actions]. Where it was cut off nothing followed."""
+def returns_to_go(one: Episode, discount: float, bootstrap: float = 0.0) -> np.ndarray:
+    """The discounted return from each of its actions to its end, [actions].
+
+    An episode that was cut off goes on with ``bootstrap`` reward per action for ever; with 0 nothing follows.
+    """
+    tail = 0.0 if one.terminated else for_ever(bootstrap, discount)
     backwards = one.reward[one.is_action][::-1].tolist()
-    totals = itertools.accumulate(backwards, lambda total, reward: reward + discount * total)
-    return np.array(list(totals))[::-1]
+    totals = itertools.accumulate(backwards, lambda total, reward: reward + discount * total, initial=tail)
+    return np.array(list(totals)[1:])[::-1]
 
 
 def value_bounds(episodes: Sequence[Episode], discount: float) -> tuple[float, float]:
@@ -219,11 +223,24 @@ def value_bounds(episodes: Sequence[Episode], discount: float) -> tuple[float, f
     The returns of the log, widened by their own span on either side for policies better or worse than the logged one,
     but never beyond as many of the smallest or largest rewards as any episode has rewards: a single verdict at the end
     bounds every value by itself.
+
+    Where an episode was cut off, values reach further, because targets continue with the state after it. It counts as
+    if it went on with the mean reward per action of all that were cut off, and the bound is that of
+    `rl.replay.dataset.value_bounds`, ``[min r, max r] / (1 - discount)``. At a discount of 1 nothing else is known: an
+    end is infinite where a reward could go on for ever.
     """
     rewards = np.concatenate([one.reward for one in episodes])
-    most = max(np.count_nonzero(one.reward) for one in episodes)
-    returns = np.concatenate([returns_to_go(one, discount) for one in episodes])
-    return widened(returns, most * rewards.min(), most * rewards.max())
+    cut = [one for one in episodes if not one.terminated]
+    if not cut:
+        most = max(np.count_nonzero(one.reward) for one in episodes)
+        returns = np.concatenate([returns_to_go(one, discount) for one in episodes])
+        return widened(returns, most * rewards.min(), most * rewards.max())
+    floor, ceiling = (for_ever(float(bound), discount) for bound in (rewards.min(), rewards.max()))
+    if discount >= 1:
+        return widened(np.array([floor, ceiling]), floor, ceiling)
+    mean = float(np.concatenate([one.reward[one.is_action] for one in cut]).mean(dtype=np.float64))
+    returns = np.concatenate([returns_to_go(one, discount, mean) for one in episodes])
+    return widened(returns, floor, ceiling)
 
 
 def _best_fit(episodes: Sequence[Episode], length: int) -> list[list[int]]:
