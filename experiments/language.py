@@ -102,7 +102,10 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
             *(name for name in language_settings.OF_ANSWERS if name.startswith("answer")),
         )
         notes.note_unused(
-            settings, "environment", "environment_file", "program_seconds", "program_memory", "temperature"
+            settings,
+            "environment",
+            *("environment_file", "program_seconds", "program_memory", "action_tokens", "temperature"),
+            *(["eval_episodes"] if settings.eval_episodes else []),  # 0 asks for no games, and there are none
         )
     # Here, and not where it is used: checkpoints say how many tokens were played.
     settings = dataclasses.replace(settings, action_tokens=language_log.action_tokens(settings))

@@ -584,14 +584,19 @@ def test_a_log_of_which_nothing_is_to_be_imitated(
 ) -> None:
     """Is refused where that is all that is learned, and said where it is part of it."""
     path = write(tmp_path / "log.jsonl", [row(1, 2), row(2, 1)])
-    chosen = settings(files, tmp_path / "run", log=path, held_out=0.0)
+    chosen = settings(files, tmp_path / "run", log=path, held_out=0.0, eval_episodes=8, action_tokens=4)
     with pytest.raises(
         ValueError, match=r"no row is to be imitated: give imitate in each row, or --best=0.1"
     ):
         script.run(chosen, config())
     with contextlib.ExitStack() as stack:
         task = script.problem(chosen, config(), stack)
-    assert "--head_size changes nothing with --head=scalar" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "--head_size changes nothing with --head=scalar" in said
+    assert "--action_tokens, --eval_episodes change nothing without --environment" in said
+    with pytest.raises(ValueError, match="no row is to be imitated"):
+        script.run(dataclasses.replace(chosen, eval_episodes=0), config())
+    assert "--action_tokens changes nothing without --environment" in capsys.readouterr().err
     some = task._replace(rows=task.rows._replace(imitate=np.ones((1, 1))))
     for agent, fields, says in (
         ("ilql", {}, "--agent.bc_weight has nothing to clone"),

@@ -7,6 +7,7 @@ import json
 import math
 import struct
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small_models import CONFIGS, random_params
+from small_models import CONFIGS, GEMMA, GEMMA2, GPT2, LLAMA, MISTRAL, SMOLLM3, YARN, random_params
 
 from rl.envs.text import Chat, Turn
 from rl.language import chat, generate, gguf, huggingface, model, pretrained, speak, tokenizer
@@ -52,6 +53,95 @@ def test_folder_round_trip(name: str, tmp_path: Path) -> None:
     read_config, read = huggingface.load(tmp_path)
     assert read_config == config
     assert_read(name, read, params)
+
+
+OTHERS: dict[str, tuple[Config, str]] = {
+    "logit_cap": (Config(61, 64, LLAMA, logit_cap=2.0), "llama, the nearest, has logit_cap=0.0 and not 2.0"),
+    "score_cap": (Config(61, 64, replace(LLAMA, score_cap=1.0)), "has score_cap=0.0 and not 1.0"),
+    "query_size": (Config(61, 64, replace(LLAMA, query_size=2.0)), "has query_size=8 and not 2.0"),
+    "scale": (Config(61, 64, LLAMA, embedding_scale=4.0), "has embedding_scale=1.0 and not 4.0"),
+    "gemma": (Config(61, 64, GEMMA), "gemma, the nearest, has embedding_scale=4.0 and not 1.0"),
+    "gemma2": (
+        Config(61, 64, replace(GEMMA2, nope_layers=(1,)), embedding_scale=4.0),
+        r"nope_layers=\[\] and not \[1\]",
+    ),
+    "gpt2": (Config(61, 64, replace(GPT2, window=5)), "gpt2, the nearest, has window=0 and not 5"),
+    "rope": (Config(61, 64, replace(GPT2, rope=Rope())), r"has rope=None and not Rope\(base=10000.0"),
+    "no gate": (Config(61, 64, replace(LLAMA, gated=False)), "has gated=True and not False"),
+    "no rope": (Config(61, 64, replace(LLAMA, rope=None)), r"has rope=Rope\(.*\) and not None"),
+    "gain": (Config(61, 64, replace(MISTRAL, rope=replace(YARN, kind="linear"))), r"gain=1.0\) and not Rope"),
+    "qwen3": (
+        Config(61, 64, replace(LLAMA, qk_norm=True, out_bias=True, window=5)),
+        "mistral, the nearest, has out_bias=False and not True, qk_norm=False and not True",
+    ),
+    "epsilon": (
+        Config(61, 64, replace(LLAMA, epsilon=0.0)),
+        "the epsilon of its norms is 0.0, which cannot be",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_model_that_no_family_can_hold_is_not_saved(name: str, tmp_path: Path) -> None:
+    """It was written without what the nearest family lacks, and computed something else once it was read."""
+    config, message = OTHERS[name]
+    with pytest.raises(WeightsError, match=message):
+        huggingface.save(tmp_path / "folder", config, random_params(config))
+    assert not (tmp_path / "folder").exists()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Config(61, 64, replace(LLAMA, query_size=8, global_layers=(1,), epsilon=np.float64(1e-5))),
+        Config(61, 64, replace(LLAMA, rope=Rope(500.0, low=2.0, kind="yarn"))),
+        Config(61, 64, replace(MISTRAL, rope=Rope(500.0, 4.0, original=16, kind="linear"))),
+        Config(61, 64, replace(GPT2, geglu=True, nope_layers=(0,))),
+        Config(61, 64, replace(GEMMA, width=18), embedding_scale=float(np.float32(np.sqrt(18)))),
+        Config(61, 64, replace(GEMMA2, window=0, query_size=None), embedding_scale=4.0),
+        Config(61, 64, replace(SMOLLM3, global_layers=(0, 1, 2))),
+        Config(61, 32, SMOLLM3),
+    ],
+)
+def test_fields_that_change_nothing_may_be_anything(config: Config, tmp_path: Path) -> None:
+    params, tokens = random_params(config), TOKENS[:, :24]
+    huggingface.save(tmp_path, config, params)
+    read_config, read = huggingface.load(tmp_path)
+    np.testing.assert_allclose(logits(read_config, read, tokens), logits(config, params, tokens), atol=1e-5)
+
+
+def test_gemma_2_without_windows_is_described_as_transformers_reads_it() -> None:
+    """A window of 0 would hide everything, and heads are scaled by a number."""
+    described = huggingface.describe(
+        Config(61, 64, replace(GEMMA2, window=0, query_size=None), embedding_scale=4.0)
+    )
+    assert described["layer_types"] == ["full_attention"] * 2
+    assert (described["sliding_window"], described["query_pre_attn_scalar"]) == (64, 12)
+
+
+FROM_16 = {"original_max_position_embeddings": 16}
+
+
+@pytest.mark.parametrize(
+    ("context", "stretch", "expected"),
+    [
+        (16, {"type": "yarn", "factor": 4.0, **FROM_16}, 64),  # as Qwen2.5's model cards say
+        (64, {"type": "yarn", "factor": 4.0, **FROM_16}, 64),
+        (80, {"type": "yarn", "factor": 4.0, **FROM_16}, 80),
+        (16, {"type": "yarn", "factor": 2.5}, 40),
+        (16, {"type": "linear", "factor": 4.0}, 16),
+    ],
+)
+def test_yarn_lengthens_the_context(
+    context: int, stretch: dict[str, Any], expected: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "config.json"
+    said = {"max_position_embeddings": context, "rope_parameters": None, "rope_scaling": stretch}
+    path.write_text(json.dumps(huggingface.describe(CONFIGS["qwen2"]) | said))
+    config = huggingface.read_config(path)
+    assert config.context == expected
+    path.write_text(json.dumps(huggingface.describe(config)))
+    assert huggingface.read_config(path) == config
 
 
 # ---- transformers ------------------------------------------------------------------------------------------------
@@ -224,7 +314,7 @@ def test_files_that_are_json_of_something_else(folder: Path, content: str) -> No
             huggingface.load(folder)
 
 
-GEMMA2 = {"model_type": "gemma2", "hidden_act": "gelu_pytorch_tanh"}
+OF_GEMMA2 = {"model_type": "gemma2", "hidden_act": "gelu_pytorch_tanh"}
 
 
 @pytest.mark.parametrize(
@@ -233,10 +323,11 @@ GEMMA2 = {"model_type": "gemma2", "hidden_act": "gelu_pytorch_tanh"}
         ({"model_type": "mamba"}, "architecture 'mamba' is not supported: use one of llama, mistral"),
         ({"hidden_act": "relu"}, "hidden_act 'relu' is not supported"),
         ({"rope_parameters": {"rope_type": "longrope"}}, "rope_type 'longrope' is not supported"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": math.inf}}, "no model that there can be"),
         ({"model_type": "smollm3", "no_rope_layers": [1]}, "no_rope_layers has 1 entries for 2 layers"),
-        ({**GEMMA2, "layer_types": ["chunked"] * 2}, "layer_types with chunked"),
+        ({**OF_GEMMA2, "layer_types": ["chunked"] * 2}, "layer_types with chunked"),
         ({"model_type": "mistral", "sliding_window": -4}, "the window is -4"),
-        ({**GEMMA2, "attn_logit_softcapping": -1.0}, "the cap of its scores is -1.0"),
+        ({**OF_GEMMA2, "attn_logit_softcapping": -1.0}, "the cap of its scores is -1.0"),
         ({"model_type": "mistral", "num_hidden_layers": 10**12}, "num_hidden_layers is 1000000000000"),
         ({"model_type": "qwen2", "use_sliding_window": True}, "sliding window"),
     ],
@@ -431,6 +522,9 @@ def test_stretched_rotary_positions_in_gguf(tmp_path: Path) -> None:
         "yarn",
         gain=gain,  # type: ignore[arg-type]
     )
+    assert gguf.load(tmp_path / "m.gguf")[0].context == 64
+    read(type="yarn", factor=4.0, orig_ctx_len=64)
+    assert gguf.load(tmp_path / "m.gguf")[0].context == 256
     with pytest.raises(WeightsError, match="'longrope' says are not supported in GGUF"):
         read(type="longrope", factor=4.0)
 

@@ -218,9 +218,10 @@ def _config(metadata: Mapping[str, Any], tensors: Mapping[str, np.ndarray], path
     if "rope_freqs.weight" in tensors:
         raise WeightsError(f"{path}: rotary positions stretched as Llama 3.1's: use its safetensors folder")
     width, heads = field("embedding_length"), field("attention.head_count")
+    rope = _rope(field, path)
     return Config(
         vocabulary=tensors["token_embd.weight"].shape[0] if "token_embd.weight" in tensors else 0,
-        context=field("context_length"),
+        context=weights.stretched_context(field("context_length"), rope),
         tied="output.weight" not in tensors,
         shape=Shape(
             width=width,
@@ -229,7 +230,7 @@ def _config(metadata: Mapping[str, Any], tensors: Mapping[str, np.ndarray], path
             kv_heads=field("attention.head_count_kv", heads),
             head_size=field("attention.key_length", width // heads),
             inner=field("feed_forward_length"),
-            rope=_rope(field, path),
+            rope=rope,
             qkv_bias="blk.0.attn_q.bias" in tensors,
             qk_norm=kind == "qwen3",
             epsilon=field("attention.layer_norm_rms_epsilon"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -67,14 +68,18 @@ def save(
       tokenizer: a `tokenizers.Tokenizer` to go with it, for ``AutoTokenizer``.
       ends: the tokens that end a text, for ``generate``.
       companions: texts of `COMPANIONS`, written as they are (`companions`).
+
+    Raises:
+      WeightsError: no family can hold the architecture (`describe`); nothing is written.
     """
+    described = describe(config)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     write_safetensors(folder / _ONE_FILE, weights.disassemble(config, _entries(config), params))
     # That of a model in several files, which was there before, would be read instead.
     (folder / _INDEX).unlink(missing_ok=True)
     stated = {"eos_token_id": ends[0] if len(ends) == 1 else list(ends)} if ends else {}
-    _write_json(folder / "config.json", describe(config) | stated)
+    _write_json(folder / "config.json", described | stated)
     texts = dict(companions or {})
     if tokenizer is not None:
         with replacing(folder / "tokenizer.json") as partial:
@@ -140,7 +145,10 @@ def read_config(path: str | os.PathLike[str]) -> Config:
     Raises:
       WeightsError: not JSON, a field missing, or an architecture that is not supported.
     """
-    values = _read_json(path)
+    return _config(_read_json(path), path)
+
+
+def _config(values: Mapping[str, Any], path: str | os.PathLike[str]) -> Config:
     kind = values.get("model_type")
     if not isinstance(kind, str) or kind not in _READERS:
         raise WeightsError(
@@ -153,7 +161,62 @@ def read_config(path: str | os.PathLike[str]) -> Config:
 
 
 def describe(config: Config) -> dict[str, Any]:
-    """What ``config.json`` says of ``config``, the inverse of `read_config`."""
+    """What ``config.json`` says of ``config``, the inverse of `read_config`.
+
+    Raises:
+      WeightsError: the families cannot hold the architecture; it names the fields, and what the nearest family has.
+    """
+    described = _described(config)
+    # As it will be read: what JSON makes of NumPy's numbers, for instance.
+    read = _config(json.loads(json.dumps(described)), "config.json of this model")
+    wanted, held = _arithmetic(config), _arithmetic(read)
+    lost = [f"{name}={held[name]} and not {wanted[name]}" for name in wanted if wanted[name] != held[name]]
+    if lost:
+        raise WeightsError(
+            f"no supported family of transformers computes what this model does: {described['model_type']}, the "
+            f"nearest, has {', '.join(lost)}. Make a model of one family, or store the parameters by "
+            "rl.checkpoint.export"
+        )
+    return described
+
+
+def _arithmetic(config: Config) -> dict[str, Any]:
+    """The fields that decide what a model computes; equal where models compute the same.
+
+    The context is left out. Learned positions are read back with it, and with rotary ones it bounds lengths alone.
+    """
+    s = config.shape
+    slides = s.window > 0 and len(set(s.global_layers)) < s.layers
+    fields = {**vars(config), **vars(s)}
+    del fields["shape"], fields["context"]
+    return fields | {
+        "embedding_scale": float(np.float32(config.embedding_scale)),
+        "rope": _used(s.rope),
+        "geglu": s.gated and s.geglu,
+        "query_size": _query_size(s),
+        "window": s.window if slides else 0,
+        "global_layers": sorted(set(s.global_layers)) if slides else [],
+        "nope_layers": sorted(set(s.nope_layers)) if s.rope else [],
+    }
+
+
+def _used(rope: Rope | None) -> Rope | None:
+    """The same positions, with the defaults of all that their kind does not use."""
+    if rope is None or (rope.kind == "yarn" and (rope.factor, rope.gain) != (1.0, 1.0)):
+        return rope
+    if rope.factor == 1.0:
+        return Rope(rope.base, gain=rope.gain)
+    if rope.kind == "linear":
+        return Rope(rope.base, rope.factor, kind=rope.kind, gain=rope.gain)
+    return dataclasses.replace(rope, whole=True)
+
+
+def _query_size(shape: Shape) -> float:
+    return shape.head_size if shape.query_size is None else shape.query_size
+
+
+def _described(config: Config) -> dict[str, Any]:
+    """What ``config.json`` says of ``config`` in the nearest family, which may lack some of it."""
     s = config.shape
     if not s.rms:
         return {
@@ -183,7 +246,7 @@ def describe(config: Config) -> dict[str, Any]:
         "rms_norm_eps": s.epsilon,
         "hidden_act": "gelu_pytorch_tanh" if s.geglu else "silu",
         "tie_word_embeddings": config.tied,
-        **_describe_rope(s.rope),
+        **(_describe_rope(s.rope) if s.rope else {}),
     }
     if kind not in ("qwen2", "mistral"):
         described["attention_bias"] = s.qkv_bias
@@ -199,8 +262,10 @@ def describe(config: Config) -> dict[str, Any]:
         described |= {"use_sliding_window": bool(s.window), "sliding_window": s.window or None}
         described["layer_types"] = types if s.window else ["full_attention"] * s.layers
     if kind == "gemma2":
-        described |= {"hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": s.query_size}
-        described |= {"sliding_window": s.window, "layer_types": types}
+        described |= {"hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": _query_size(s)}
+        # transformers wants a window even where no layer has one.
+        described["sliding_window"] = s.window or config.context
+        described["layer_types"] = types if s.window else ["full_attention"] * s.layers
         described["attn_logit_softcapping"] = s.score_cap or None
         described["final_logit_softcapping"] = config.logit_cap or None
     return described
@@ -279,9 +344,10 @@ def _read_llama(values: Mapping[str, Any], refuse: _Refusal) -> Config:
     bias = values.get("attention_bias", False)
     nope = _nope_layers(values, layers) if kind == "smollm3" else ()
     window, global_layers = _window(values, layers, nope, refuse)
+    rope = _read_rope(values, refuse)
     return Config(
         vocabulary=values["vocab_size"],
-        context=values["max_position_embeddings"],
+        context=weights.stretched_context(values["max_position_embeddings"], rope),
         tied=values.get("tie_word_embeddings", False),
         embedding_scale=math.sqrt(width) if gemma else 1.0,
         logit_cap=values["final_logit_softcapping"] or 0.0 if kind == "gemma2" else 0.0,
@@ -292,7 +358,7 @@ def _read_llama(values: Mapping[str, Any], refuse: _Refusal) -> Config:
             kv_heads=values.get("num_key_value_heads") or heads,
             head_size=values.get("head_dim") or width // heads,
             inner=values["intermediate_size"],
-            rope=_read_rope(values, refuse),
+            rope=rope,
             qkv_bias=kind == "qwen2" or bias,
             out_bias=kind != "qwen2" and bias,
             inner_bias=kind in ("llama", "smollm3") and values.get("mlp_bias", False),
@@ -422,9 +488,8 @@ def _read_yarn(base: float, stretch: Mapping[str, Any], context: int) -> Rope:
     return Rope(base, factor, low, high, original, "yarn", stretch.get("truncate", True), attention_factor)
 
 
-def _describe_rope(rope: Rope | None) -> dict[str, Any]:
+def _describe_rope(rope: Rope) -> dict[str, Any]:
     """In the form of both the newer and the older transformers."""
-    assert rope is not None
     if rope.factor == 1.0 and rope.gain == 1.0:
         return {
             "rope_theta": rope.base,

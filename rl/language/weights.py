@@ -12,6 +12,7 @@ import numpy as np
 from rl import checkpoint
 from rl.language import model
 from rl.language.model import Config
+from rl.networks.rotary import Rope
 from rl.types import Params
 
 _LARGEST, MOST_LAYERS = 2**31 - 1, 10_000
@@ -31,7 +32,7 @@ def check_config(make: Callable[[], Config], source: Any) -> Config:
     """
     try:
         config = make()
-    except (AttributeError, TypeError, ValueError, ZeroDivisionError) as error:
+    except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
         if isinstance(error, WeightsError):
             raise
         raise WeightsError(
@@ -73,6 +74,14 @@ def check_config(make: Callable[[], Config], source: Any) -> Config:
         if type(switch) is not bool:
             raise WeightsError(f"{source}: {name} is {switch!r}, and not true or false: download it again")
     return config
+
+
+def stretched_context(context: int, rope: Rope) -> int:
+    """The most tokens that a model can read whose file says ``context``.
+
+    Where YaRN stretches positions, files may still say the length before, as Qwen2.5's model cards ask for.
+    """
+    return max(context, round(rope.factor * rope.original)) if rope.kind == "yarn" else context
 
 
 class Entry(NamedTuple):
