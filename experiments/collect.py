@@ -45,6 +45,7 @@ from typing import Any
 
 from absl import app, flags
 
+from experiments import common
 from experiments import flags as config_flags
 from rl import data, log, plot
 from rl.data import card as cards
@@ -250,9 +251,8 @@ def _file(name: str) -> str:
 
 
 def _stem(name: str) -> str:
-    """The last part of a path or name, without the ending of a file."""
-    last = pathlib.PurePath(name).name
-    return last.removesuffix(".hdf5").removesuffix(".h5").removesuffix(".npz")
+    """What a dataset is called, without the ending of a file."""
+    return re.sub(r"\.(hdf5|h5|npz)$", "", common.dataset_name(name))
 
 
 if __name__ == "__main__":

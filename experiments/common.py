@@ -301,7 +301,7 @@ def _kept(place: Path, chosen: Mapping[str, Any]) -> dict[str, Any]:
     moved = [
         name
         for name in ("dataset", "offline_data")
-        if chosen.get(name) and before.get(name) and Path(before[name]).name == Path(chosen[name]).name
+        if chosen.get(name) and before.get(name) and dataset_name(before[name]) == dataset_name(chosen[name])
     ]
     return {name: before[name] for name in (*moved, *FORMER) if name in before}
 
@@ -362,6 +362,17 @@ def begin(run: lifecycle.Run, tree: Mapping[str, Any]) -> lifecycle.Start:
             f"{error}\nThe learning rate falls over decay_updates, which published settings make as long as the run: a "
             "longer run is another one from its first update on, and needs a --workdir of its own"
         ) from None
+
+
+def dataset_name(dataset: str) -> str:
+    """What a dataset is called in titles and folders: its file, or the whole id of one of Minari's.
+
+    ``minari:D4RL/pen/human-v2`` is ``D4RL-pen-human-v2``: other tasks of Minari have a ``human-v2``, too.
+    """
+    parts = Path(dataset.removeprefix("minari:")).parts
+    if dataset.startswith("minari:"):
+        return "-".join(parts[-3:])  # of an id all; of a path, below which folder it lies
+    return parts[-1]
 
 
 def folder(settings: Any, task: str, variant: str = "") -> Path:

@@ -147,7 +147,7 @@ def _run(settings: Settings, config: Any, sweep: Mapping[str, list[float]], task
         settings,
         config,
         settings.updates,
-        task=Path(settings.dataset).name,
+        task=common.dataset_name(settings.dataset),
         identity=IDENTITY,
         card={
             "sweep": sweep,
@@ -233,7 +233,7 @@ def problem(settings: Settings, config: Any, configs: Sequence[Any]) -> Problem:
         target_range,
         normalize_observations=settings.normalize_observations,
         validation=settings.validation,
-        begun=common.folder(settings, Path(settings.dataset).name),
+        begun=common.folder(settings, common.dataset_name(settings.dataset)),
     )
     if common.is_set(settings) and (config.goals.value.random or config.goals.actor.random):
         raise ValueError(

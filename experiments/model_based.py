@@ -16,7 +16,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -171,7 +170,7 @@ def _run(settings: Settings, config: Config, task: common.Problem) -> lifecycle.
         settings,
         config,
         settings.epochs * config.updates,
-        task=Path(settings.dataset).name,
+        task=common.dataset_name(settings.dataset),
         identity=IDENTITY,
         card={"digest": task.loaded.digest, "support": task.support},
         about={

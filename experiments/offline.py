@@ -20,7 +20,6 @@ import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -146,7 +145,7 @@ def _run(
         settings,
         config,
         settings.updates,
-        task=Path(settings.dataset).name,
+        task=common.dataset_name(settings.dataset),
         identity=IDENTITY,
         card={
             "sweep": sweep,
@@ -204,7 +203,7 @@ def problem(settings: Settings, configs: Sequence[Any]) -> Problem:
         clip_rewards=settings.clip_rewards,
         normalize_observations=settings.normalize_observations,
         validation=settings.validation,
-        begun=common.folder(settings, Path(settings.dataset).name),
+        begun=common.folder(settings, common.dataset_name(settings.dataset)),
         ends=lambda loaded: (
             bool(settings.robust)
             and termination.known(loaded.environment, settings.dataset) not in (None, termination.never)

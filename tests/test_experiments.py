@@ -1521,3 +1521,18 @@ def test_flags_that_change_nothing_are_named(capsys: pytest.CaptureFixture[str])
     assert "--head_sigma changes nothing with --head=c51: it is of hl_gauss" in capsys.readouterr().err
     notes.note_unused_head(offline.Settings(head_size=5))
     assert "note: --head_size changes nothing with --head=scalar" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("dataset", "name"),
+    [
+        ("hopper-medium-v2", "hopper-medium-v2"),
+        ("/data/mine/log.hdf5", "log.hdf5"),
+        ("minari:D4RL/pen/human-v2", "D4RL-pen-human-v2"),
+        ("minari:mine/log-v0", "mine-log-v0"),
+        ("minari:/data/D4RL/pen/human-v2", "D4RL-pen-human-v2"),
+    ],
+)
+def test_every_dataset_has_a_run_folder_of_its_own(dataset: str, name: str) -> None:
+    """All of Minari's that are called human-v2 shared one."""
+    assert common.dataset_name(dataset) == name

@@ -320,13 +320,15 @@ def test_a_run_goes_on_when_events_for_tensorboard_cannot_be_written(tmp_path: P
     def full(self):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    with pytest.warns(
-        UserWarning, match=r"no more events for TensorBoard .*No space left.* metrics.jsonl has"
-    ) as said:
-        with log.open_run(tmp_path, {}) as run:
-            monkeypatch.setattr(EventsWriter, "flush", full)
-            for step in range(30):
-                run.write(step, {"loss": 1.0})
+    with (
+        pytest.warns(
+            UserWarning, match=r"no more events for TensorBoard .*No space left.* metrics.jsonl has"
+        ) as said,
+        log.open_run(tmp_path, {}) as run,
+    ):
+        monkeypatch.setattr(EventsWriter, "flush", full)
+        for step in range(30):
+            run.write(step, {"loss": 1.0})
     assert len(said) == 1 and len(log.read(tmp_path)) == 30
 
 
