@@ -142,6 +142,21 @@ def test_an_environment_that_is_more_than_its_name_has_a_note(create):
         minari.delete_dataset("test/log-v0")
 
 
+def test_scores_in_another_task_are_not_normalised(create):
+    """The reference is of episodes of 50 steps; by its name the environment has 200."""
+    create(
+        [episode(3, np.zeros((3, 1), np.float32), False)],
+        BOX,
+        spaces.Box(-2, 2, (1,), np.float32),
+        env=gymnasium.make("Pendulum-v1", max_episode_steps=50),
+        ref_min_score=-400.0,
+        ref_max_score=-50.0,
+    )
+    loaded = data.load("minari:test/log-v0")
+    assert loaded.environment == "Pendulum-v1" and loaded.reference is None
+    assert "max_episode_steps" in loaded.note and "returns are not normalised" in loaded.note
+
+
 def test_discrete_actions_count_from_zero(create):
     create([episode(4, np.array([2, 3, 4, 2]), True)], BOX, spaces.Discrete(5, start=2))
     loaded = data.load("minari:test/log-v0")

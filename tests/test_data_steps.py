@@ -1,5 +1,6 @@
 """`rl.data.steps`: pairing against a naive walk over episodes, and every way a log can be bad."""
 
+import gymnasium
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -484,6 +485,25 @@ def test_next_observations_across_resets_are_refused():
     from_steps(**log, next_observations=shifted, source="mine", continuing=True)
     one_true = np.where(np.arange(100)[:, None] == 39, true, shifted)
     from_steps(**log, next_observations=one_true, source="mine")
+
+
+@pytest.mark.parametrize("mode", ["NEXT_STEP", "SAME_STEP"])
+def test_rows_in_which_a_vector_environment_only_resets_are_warned_of(mode, recwarn):
+    """Gymnasium's default leads from the end of each episode into the next, with a reward of 0."""
+    mode = gymnasium.vector.AutoresetMode[mode]
+    env = gymnasium.make_vec("Pendulum-v1", 1, max_episode_steps=10, vector_kwargs={"autoreset_mode": mode})
+    observation, _ = env.reset(seed=0)
+    rows = []
+    for _ in range(44):
+        following, reward, terminated, truncated, _ = env.step(np.ones((1, 1), np.float32))
+        rows.append((observation[0], np.ones(1), reward[0], terminated[0], truncated[0]))
+        observation = following
+    names = ("observations", "actions", "rewards", "terminals", "timeouts")
+    log = {name: np.array(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
+    from_steps(**log, source="mine")
+    assert [str(one.message)[:46] for one in recwarn.list if "NEXT_STEP" in str(one.message)] == (
+        ["mine: the first reward after each of 4 ends of"] if mode.name == "NEXT_STEP" else []
+    )
 
 
 def test_an_environment_that_may_have_gone_on_after_time_limits_is_warned_of(recwarn):

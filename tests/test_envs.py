@@ -333,6 +333,14 @@ def test_random_goals_are_others_in_every_episode_and_do_not_end_it() -> None:
     assert steps == two_rooms.LIMIT and successes > 10
 
 
+def test_random_goals_have_a_random_stream_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of the environment says where a robot's arm begins, which told where the cubes should go."""
+    drawn: list[np.ndarray] = []
+    monkeypatch.setattr(goals, "random_task", lambda env, rng: drawn.append(rng.random(8)))
+    envs.make("random-goals/TwoRooms-v0").reset(seed=3)
+    assert not np.isin(drawn[-1], np.random.default_rng(3).random(100)).any()
+
+
 def test_random_places_of_an_ant_its_ball_and_the_goal_are_three() -> None:
     pytest.importorskip("ogbench")
     env = envs.make("random-goals/antsoccer-arena-v0")

@@ -67,6 +67,11 @@ def load(
         steps = _steps(data, flatten_observations, source)
         recorded, note = _environment(data, flatten_observations)
         returns, other = reference_in(environment, recorded, _reference(data, source))
+        if environment in (None, recorded) and recorded and returns and _other_arguments(_to_evaluate(data)):
+            returns, note = (
+                None,
+                f"{note}; returns are not normalised: their reference is of the recorded ones",
+            )
     terminals, timeouts = (
         flags(name, steps[name], len(steps["ends"]), source) for name in ("terminations", "truncations")
     )
@@ -338,7 +343,7 @@ def _environment(data: Any, flatten: bool) -> tuple[str | None, str]:
 
     if data.env_spec is None:
         return None, "no environment: none is recorded with the data; name it (--environment=NAME)"
-    recorded = getattr(data, "_eval_env_spec", None) or data.env_spec  # Minari has no public name for it
+    recorded = _to_evaluate(data)
     if flatten and isinstance(data.observation_space, spaces.Dict):
         return None, (
             f"no environment: {recorded.id} observes a dictionary; register a version of it wrapped in "
@@ -350,6 +355,28 @@ def _environment(data: Any, flatten: bool) -> tuple[str | None, str]:
     return recorded.id, "; ".join(filter(None, notes))
 
 
+def _to_evaluate(data: Any) -> Any:
+    """The spec of the environment that is recorded to evaluate in."""
+    return getattr(data, "_eval_env_spec", None) or data.env_spec  # Minari has no public name for it
+
+
+def _registered(recorded: Any) -> Any:
+    from rl.envs import registry
+
+    with contextlib.suppress(ImportError):  # of the package that registers it: nothing can be evaluated then
+        return registry.registered(recorded.id)
+    return None
+
+
+def _other_arguments(recorded: Any) -> list[str]:
+    """The arguments and time limit that are recorded of an environment and differ from those of its name."""
+    if (usual := _registered(recorded)) is None:
+        return []
+    arguments = [{**spec.kwargs, "max_episode_steps": spec.max_episode_steps} for spec in (recorded, usual)]
+    names = {name for name in (*arguments[0], *arguments[1]) if name != "render_mode"}
+    return sorted(name for name in names if arguments[0].get(name) != arguments[1].get(name))
+
+
 def _not_as_registered(recorded: Any, of_steps: Any) -> str:
     """What is recorded of the environment beyond its name, by which alone it is made to evaluate in; as a note.
 
@@ -357,16 +384,9 @@ def _not_as_registered(recorded: Any, of_steps: Any) -> str:
         recorded: the environment to evaluate in.
         of_steps: the one that the steps are of, whose wrappers shaped what the data show.
     """
-    from rl.envs import registry
-
-    usual = None
-    with contextlib.suppress(ImportError):  # of the package that registers it: nothing can be evaluated then
-        usual = registry.registered(recorded.id)
-    if usual is None:
+    if (usual := _registered(recorded)) is None:
         return ""
-    arguments = [{**spec.kwargs, "max_episode_steps": spec.max_episode_steps} for spec in (recorded, usual)]
-    names = {name for name in (*arguments[0], *arguments[1]) if name != "render_mode"}
-    differing = sorted(name for name in names if arguments[0].get(name) != arguments[1].get(name))
+    differing = _other_arguments(recorded)
     theirs, ours = (
         {wrapper.name for spec in specs for wrapper in spec.additional_wrappers}
         for specs in ((of_steps, recorded), (usual,))

@@ -135,6 +135,8 @@ def from_steps(
             f"{source}: without next_observations, single transitions in no order have no successors: write them into "
             "the log, or leave out --shuffled (shuffled=True) if its steps are in order"
         )
+    if not shuffled:
+        _warn_of_reset_rows(rewards, last, source)
     if not last.any():
         raise DataError(
             f"{source}: no episode ends in {rows} steps (no terminal, no timeout); write 'timeouts' into the "
@@ -503,6 +505,25 @@ def _warn_of_terminal_limits(cut: np.ndarray, terminal: np.ndarray, source: str)
         warnings.warn(
             f"{source}: all {count} time limits are marked as terminals, too: their values are 0; if episodes were "
             "only cut, leave terminals 0 there",
+            stacklevel=3,
+        )
+
+
+def _warn_of_reset_rows(rewards: np.ndarray, last: np.ndarray, source: str) -> None:
+    """Warns of rows after the ends of episodes in which an environment only reset, as gymnasium's vectors do.
+
+    Their rewards are 0. Where those of many other steps are 0, too, nothing can be said.
+    """
+    after = np.flatnonzero(last[:-1]) + 1
+    if (
+        len(after) >= _LIMITS
+        and not rewards[after].any()
+        and np.delete(rewards, after).astype(bool).mean() > 0.9
+    ):
+        warnings.warn(
+            f"{source}: the first reward after each of {len(after)} ends of episodes is 0, and few others are. A "
+            "vector environment that resets in a step of its own (gymnasium's AutoresetMode.NEXT_STEP, the default) adds "
+            "such a row, which leads from one episode into the next: leave these rows out, or record with SAME_STEP",
             stacklevel=3,
         )
 

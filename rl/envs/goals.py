@@ -23,6 +23,7 @@ from gymnasium import spaces
 from rl.nest import GOAL, OBSERVATION
 
 TASKS, RANDOM = "goals/", "random-goals/"  # of the names of such environments; the name of the task follows
+_STREAM = 2  # of random numbers, beside the environment's own of the same seed and that of `rl.envs.entities`
 _APART = 0.06  # metres between two cubes, whose sides are 4 cm
 
 
@@ -51,7 +52,9 @@ class GoalConditioned(gymnasium.Wrapper):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict]:
         """Starts an episode, with the goal that it is to reach."""
         if self._random:
-            drawn = random_task(self.env.unwrapped, np.random.default_rng(seed)) or {}
+            # Of the seed alone the environment draws the rest, where a robot begins for instance.
+            rng = np.random.default_rng(None if seed is None else (seed, _STREAM))
+            drawn = random_task(self.env.unwrapped, rng) or {}
             pictured = bool(options and options.get("render_goal"))
             options = {**drawn, **({"render_goal": True} if pictured else {})} or None
         observation, info = self.env.reset(seed=seed, options=options)
