@@ -369,10 +369,9 @@ def dataset_name(dataset: str) -> str:
 
     ``minari:D4RL/pen/human-v2`` is ``D4RL-pen-human-v2``: other tasks of Minari have a ``human-v2``, too.
     """
-    parts = Path(dataset.removeprefix("minari:")).parts
-    if dataset.startswith("minari:"):
-        return "-".join(parts[-3:])  # of an id all; of a path, below which folder it lies
-    return parts[-1]
+    if dataset.startswith("minari:"):  # of an id all parts, of a path the last
+        return "-".join(Path(dataset.removeprefix("minari:")).parts[-3:])
+    return Path(dataset).name
 
 
 def folder(settings: Any, task: str, variant: str = "") -> Path:

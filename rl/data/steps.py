@@ -522,7 +522,7 @@ def _warn_of_reset_rows(rewards: np.ndarray, last: np.ndarray, source: str) -> N
     ):
         warnings.warn(
             f"{source}: the first reward after each of {len(after)} ends of episodes is 0, and few others are. A "
-            "vector environment that resets in a step of its own (gymnasium's AutoresetMode.NEXT_STEP, the default) adds "
+            "vector environment that resets in a step of its own (gymnasium's default, AutoresetMode.NEXT_STEP) adds "
             "such a row, which leads from one episode into the next: leave these rows out, or record with SAME_STEP",
             stacklevel=3,
         )
