@@ -266,7 +266,7 @@ def finished(program: Program, place: Path) -> bool:
 
 def overwrites(program: Program) -> bool:
     """Whether the program is to be trained again where it is finished."""
-    return arguments(program, Path())[0].overwrite
+    return "overwrite" in program.fixed and arguments(program, Path())[0].overwrite
 
 
 def mark(sweep: Sweep) -> None:
