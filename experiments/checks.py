@@ -299,12 +299,12 @@ def fit_early(settings: Any, loaded: data.Loaded, name: str | None) -> None:
     if not name or not settings.environment or not settings.eval_episodes or envs.draws(name):
         return
     with contextlib.suppress(ImportError, RuntimeError), contextlib.closing(envs.make(name)) as env:
-        fit(loaded, envs.spec(env))
+        fit(loaded, envs.spec(env), sets=agents.reads_sets(settings.agent))
 
 
-def fit(loaded: data.Loaded, environment: Spec) -> None:
-    """Raises ValueError if policies trained on the data cannot act in the environment."""
-    if not fits(loaded.spec, environment):
+def fit(loaded: data.Loaded, environment: Spec, *, sets: bool = False) -> None:
+    """Raises ValueError if policies trained on the data cannot act in the environment: see `fits`."""
+    if not fits(loaded.spec, environment, sets=sets):
         raise ValueError(
             f"environment {loaded.environment!r} does not fit the data: it has {in_words(environment)}, they have "
             f"{in_words(loaded.spec)}. Give the --environment that made the log, or train without one: "
@@ -312,11 +312,25 @@ def fit(loaded: data.Loaded, environment: Spec) -> None:
         )
 
 
-def fits(logged: Spec, environment: Spec) -> bool:
-    """Whether logged data are of the environment, whose largest integer actions may never have been logged."""
+def fits(logged: Spec, environment: Spec, *, sets: bool = False) -> bool:
+    """Whether logged data are of the environment, whose largest integer actions may never have been logged.
+
+    With ``sets`` observations [N, F] are sets of entities, of which the environment may have another number.
+    """
     if logged.discrete:
         logged = logged._replace(action_size=max(logged.action_size, environment.action_size))
-    return logged == environment
+    return logged == environment or (sets and _one_entity(logged) == _one_entity(environment))
+
+
+def _one_entity(spec: Spec) -> Spec:
+    """The spec with [F] in place of every observation [N, F]."""
+
+    def last(shape: Any) -> Any:
+        if isinstance(shape, Mapping):
+            return {name: last(part) for name, part in shape.items()}
+        return shape[-1:] if len(shape) == 2 else shape
+
+    return spec._replace(observation_shape=last(spec.observation_shape))
 
 
 def in_words(spec: Spec) -> str:

@@ -118,7 +118,7 @@ def problem(
       begun: the run's folder, where integer actions are those of the environment (`all_actions`); None: those logged.
       ends: whether targets end episodes of the loaded data where the log does not.
     """
-    if is_set(settings) and not getattr(agents.get(settings.agent), "READS_SETS", False):
+    if is_set(settings) and not agents.reads_sets(settings.agent):
         raise ValueError(
             f"--dataset={settings.dataset}: --agent={settings.agent} would take a set of entities for a history; "
             f"leave {entities.SUFFIX} out, or use hecrl"
@@ -565,5 +565,5 @@ def evaluator(
         options=tasks,
     ) as episodes:
         if loaded:
-            checks.fit(loaded, episodes.spec)
+            checks.fit(loaded, episodes.spec, sets=agents.reads_sets(settings.agent))
         yield episodes

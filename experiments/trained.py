@@ -45,7 +45,7 @@ import numpy as np
 from absl import app
 
 from experiments import checks, common, flags, goals, logged, model_based, notes, offline, rollouts
-from rl import acting, checkpoint, envs, lifecycle, log, nest, online, statistics, train
+from rl import acting, agents, checkpoint, envs, lifecycle, log, nest, online, statistics, train
 from rl.agents import sac_n
 from rl.data import d4rl
 from rl.data.files import expanded
@@ -114,7 +114,12 @@ def load(run: str | Path, environment: str = "") -> Policies:
     if not name:
         raise ValueError(f"--run={run} does not say where it was evaluated: give --environment")
     spec, types = _shown(name)
-    if trained_in and name != trained_in and spec != (of_run := _shown(trained_in)[0]):
+    sets = agents.reads_sets(card["agent"])
+    if (
+        trained_in
+        and name != trained_in
+        and not checks.fits(of_run := _shown(trained_in)[0], spec, sets=sets)
+    ):
         raise ValueError(
             f"--environment={name} has {checks.in_words(spec)}; the run was trained in {trained_in}, which has "
             f"{checks.in_words(of_run)}"

@@ -9,20 +9,23 @@ from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
+import jax
 import jax.numpy as jnp
 import numpy as np
 import point_mass  # noqa: F401  (registers its environment)
 import pytest
 import toy_environments
 from gymnasium.spaces import Box, Discrete
+from test_data_ogbench import write as write_ogbench
 from test_experiments import arguments, assert_same_bits, end, files, state, two_processes
 
-from experiments import common, goals, trained
+from experiments import checks, common, goals, trained
 from rl import acting, agents, checkpoint, lifecycle, log, shard
-from rl.agents import gcbc
+from rl.agents import gcbc, hecrl
 from rl.envs import two_rooms
-from rl.replay.goals import Goals, Hindsight
-from rl.types import State
+from rl.networks import entity
+from rl.replay.goals import Goals, Hindsight, conditioned_spec
+from rl.types import Spec, State
 
 TINY: dict[str, Any] = {
     "agent": "gcivl",
@@ -204,6 +207,35 @@ def test_an_environment_that_does_not_say_what_is_reached_is_refused_by_the_firs
         pytest.raises(ValueError, match=r"Silent-v0 does not say whether .*--environment"),
     ):
         score(State({}, {}, {}, jnp.zeros(())), 1)
+
+
+@pytest.mark.slow
+def test_a_policy_of_two_cubes_is_played_among_three_but_not_on_other_scenes(tmp_path: Path) -> None:
+    """What sets are for: nothing but the number of entities may differ."""
+    path = write_ogbench(tmp_path / "cube-double-play-v0.npz", observation=37, action=5)
+    network = entity.Shape(width=8, inner=8, heads=1, layers=1)
+    tiny = hecrl.Config(candidates=2, diffusion_steps=2, ids=9, network=network)
+    tiny = dataclasses.replace(tiny, goals=dataclasses.replace(tiny.goals, subgoal_steps=2))
+    chosen = settings(
+        tmp_path / "run",
+        agent="hecrl",
+        dataset=f"{path}+entities",
+        environment="cube-double-v0+entities",
+        eval_episodes=0,
+    )
+    task = goals.problem(chosen, tiny, [tiny])
+    three = conditioned_spec(Spec((4, 15), 5))
+    checks.fit(task.data.loaded, three, sets=True)
+    for sets, other in ((False, three), (True, conditioned_spec(Spec((4, 16), 5)))):
+        with pytest.raises(ValueError, match="does not fit the data"):
+            checks.fit(task.data.loaded, other, sets=sets)
+    population, keys = goals.learners(chosen, tiny, {}, task, shard.mesh(1, 1))
+    shapes = jax.eval_shape(population.init, keys, goals.example(chosen, tiny, task.trajectories))
+    state = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)  # as of a run
+    run = goals._run(chosen, tiny, {}, task)
+    checkpoint.save(run.folder / lifecycle.CHECKPOINTS, 1, {"state": state}, run.card)
+    policies = trained.load(run.folder, "cube-triple-v0+entities")
+    assert policies.spec.observation_shape["observation"] == (4, 15)
 
 
 def test_integer_actions_are_those_of_the_environment(tmp_path: Path) -> None:

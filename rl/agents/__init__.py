@@ -154,6 +154,11 @@ def check_data(agent: str, config: Any, logged: Transition | None) -> None:
         check(config, logged)
 
 
+def reads_sets(agent: str) -> bool:
+    """Whether an agent takes observations [N, F] for sets of entities, of which there may be any number."""
+    return agent not in SCRIPTS and getattr(get(agent), "READS_SETS", False)
+
+
 def get(name: str) -> ModuleType:
     """The agent's module: one of `AGENTS`, or any with a ``Config`` and a ``make``: ``module``, ``package.module``.
 
