@@ -476,11 +476,10 @@ def row(
         "replications_many": len(exact),
     }
     if published is not None:
-        theirs, faults = np.array(published), FAULTS.get(figure, {})
+        theirs = np.array(published)
         curve |= {
             "published": theirs,
             "difference": curve["ours"] - theirs,
-            "fault": faults.get(label.split(" ")[0]),
         }
         curve["off"] = np.abs(deviations(curve)) > SAMPLING
     return curve
@@ -587,7 +586,7 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
     )
     yield "## The lambda of KL and chi2 in figure 1a"
     yield (
-        "is not published; the table above takes that of TV, 0.1. Here it is searched, with the losses as they should "
+        "It is not published; the table above takes that of TV, 0.1. Here it is searched, with the losses as they should "
         "be: where all published values lie within sampling of ours, and where the largest distance in standard errors "
         "is least. A lambda that fits is no proof that it was theirs."
     )
@@ -666,10 +665,15 @@ def points(result: Mapping[str, Any]) -> Iterator[str]:
 def _curve_row(result: Mapping[str, Any], curve: Mapping[str, Any]) -> tuple[str, ...]:
     if "published" not in curve:
         return curve["figure"], curve["label"], "-", "-", "-", "-", "not published"
-    why = (curve["fault"] or "unexplained") if np.any(curve["off"]) else ""
+    why = _fault(curve) if np.any(curve["off"]) else ""
     largest = (np.abs(x).max() for x in (curve["difference"], emulated_difference(result, curve)))
     numbers = (f"{x:.4f}" for x in largest)
     return curve["figure"], curve["label"], *_within(deviations(curve)), *numbers, why
+
+
+def _fault(curve: Mapping[str, Any]) -> str:
+    """What explains published values that are further away than sampling."""
+    return FAULTS.get(curve["figure"], {}).get(curve["label"].split(" ")[0], "unexplained")
 
 
 def _price_row(name: str, curves: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
@@ -712,7 +716,7 @@ def _comparison_rows(result: Mapping[str, Any], curve: Mapping[str, Any]) -> Ite
             theirs, difference = f"{curve['published'][index]:.4f}", f"{curve['difference'][index]:+.4f}"
             code = f"{result['emulated'][curve['figure']][curve['label']][index]:.4f}"
             if curve["off"][index]:
-                why = curve["fault"] or "unexplained"
+                why = _fault(curve)
             else:
                 why = "sampling here, but not in the whole curve" if curve["off"].any() else "sampling"
         ours = f"{curve['ours'][index]:.4f}"
