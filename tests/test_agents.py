@@ -82,6 +82,8 @@ def log_likelihood(params: Tree, observation: np.ndarray, action: np.ndarray) ->
     """Of logged actions under the behaviour policy."""
     if action.dtype.kind == "i":
         return special.log_softmax(mlp(params, observation), -1)[np.arange(len(action)), action]
+    if "body" not in params:  # a deviation of 1, and a mean without bounds
+        return stats.norm.logpdf(action, mlp(params, observation)).sum(-1)
     mean = np.tanh(mlp(params["body"], observation))
     return stats.norm.logpdf(action, mean, np.exp(params["log_std"])).sum(-1)
 
@@ -280,6 +282,10 @@ def of_losses(s: Setting, losses: dict[str, Loss]) -> tuple[dict[str, Tree], dic
 
 def iql(s: Setting) -> Expected:
     c, b, (losses, u, metrics) = s.config, s.batch, implicit(s)
+    if not c.slow_advantage:
+        q = s.head.value(smallest(s.head, critics(s.params["critic"], b.observation, b.action)))
+        u = q - s.head.value(mlp(s.params["value"], b.observation))
+        metrics["advantage"] = u.mean()
     weight = np.minimum(np.exp(c.temperature * u), 100)
     policy = lambda pi: -(weight * log_likelihood(pi, b.observation, b.action)).mean()
     params, values = of_losses(s, {**losses, "policy": policy})
@@ -811,6 +817,7 @@ CASES: list[tuple[str, str, str, dict[str, Any]]] = [
     # IFQL's code but for the target of the value
     ("continuous", "deas", "hl_gauss", {"extraction": "distilled"}),
     ("continuous", "iql", "scalar", {"layer_norm": True, "critics": 3}),
+    ("continuous", "iql", "c51", {"unit_policy": True, "slow_advantage": False}),
     ("continuous", "rebrac", "quantile", {"critics": 3, "aggregation": "pessimistic", "deviations": 0.7}),
     *(("discrete", agent, "scalar", {}) for agent in DISCRETE),
     *(("discrete", "dqn", head, {}) for head in heads.NAMES if head != "scalar"),

@@ -586,9 +586,9 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
     )
     yield "## The lambda of KL and chi2 in figure 1a"
     yield (
-        "It is not published; the table above takes that of TV, 0.1. Here it is searched, with the losses as they should "
-        "be: where all published values lie within sampling of ours, and where the largest distance in standard errors "
-        "is least. A lambda that fits is no proof that it was theirs."
+        "It is not published; the table above takes that of TV, 0.1. Here it is searched, with the losses as they "
+        "should be: where all published values lie within sampling of ours, and where the largest distance in standard "
+        "errors is least. A lambda that fits is no proof that it was theirs."
     )
     yield studies.table(
         (

@@ -15,6 +15,9 @@ enter the critics one-hot and the policy is categorical. As in that code layers 
 and biases of 0, and the policy's learning rate falls along a cosine, which is as long as the run with
 ``--preset=paper``. It acts with the policy's mode, or, with ``candidates``, with the best of several draws
 (Hansen-Estruch et al. 2023 do so with a diffusion model, see `rl.agents.ifql`).
+
+FQL's code (Park, Li & Levine 2025) has another IQL as its baseline on OGBench: with ``unit_policy`` (7) is a weighted
+regression, and without ``slow_advantage`` its weights are by the critics, and not by the target critics as (5) is.
 """
 
 from __future__ import annotations
@@ -53,6 +56,10 @@ class Config:
     target_rate: float = 0.005  # Polyak step of the target critics
     learning_rate: float = 3e-4  # Adam, all networks
     critics: int = 2  # members of the critic ensemble, combined by their minimum
+    unit_policy: bool = (
+        False  # a policy of deviation 1, and a mean without bounds; False: a learned deviation
+    )
+    slow_advantage: bool = True  # u of the policy's weights by the target critics; False: by the critics
     candidates: int = 1  # actions drawn at each step, whose best by the critics is taken; 1: the mode
     hidden: tuple[int, ...] = (256, 256)  # widths of every network's layers
     layer_norm: bool = False  # LayerNorm in critics and value
@@ -113,7 +120,8 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
     member = mlp.critic(spec, head.size, config.hidden, config.layer_norm, config.network)
     critic = ensemble(member, config.critics)
     value = mlp.state_value(head.size, config.hidden, config.layer_norm, config.network, spec)
-    policy = mlp.behaviour_policy(spec, config.hidden, config.network)
+    kind = mlp.unit_policy if config.unit_policy else mlp.behaviour_policy
+    policy = kind(spec, config.hidden, config.network)
     optimisers = {
         "critic": build(config.critic_optimiser, config.learning_rate, optimiser),
         "value": build(config.value_optimiser, config.learning_rate, optimiser),
@@ -134,6 +142,9 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
             critic_and_value_loss, advantage, metrics = value_losses(
                 config, head, critic, value, params, state, batch
             )
+            if not config.slow_advantage:
+                q = critics(state, batch.observation, batch.action).min(0)
+                advantage = q - continuation(state, batch.observation, key)
             chosen = policy.apply(params["policy"], batch.observation, key=key)
             log_prob = chosen.log_prob(batch.action)
             policy_loss = -(losses.awr_weight(advantage, config.temperature) * log_prob).mean()
@@ -146,7 +157,7 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
 
     def act(state: State, observation: Array, key: Key) -> Array:
         if config.candidates == 1:
-            return policy.apply(state.params["policy"], observation).mode()
+            return mlp.greedy(policy.apply(state.params["policy"], observation), spec)
         actions = draw(state, observation, key, (config.candidates,))
         return flow.best_of(actions, critics(state, observation, actions).min(0))
 
