@@ -58,7 +58,9 @@ def test_the_entropy_of_a_soft_maximum_is_within() -> None:
     for _ in range(500):
         v = 1.0 + 0.9 * (v + 0.3 * math.log(5.0))
     assert agents.target_range("dqn", config, Spec((3,), 5, True), 0.0, 10.0) == (0.0, pytest.approx(v))
-    assert agents.target_range("dqn", dqn.Config(discount=1.0), HOPPER, 0.0, 10.0) == (-math.inf, math.inf)
+    assert agents.target_range("dqn", dqn.Config(discount=1.0), HOPPER, 0.0, 10.0) == (0.0, 10.0)
+    soft = dqn.Config(discount=1.0, temperature=0.3)
+    assert agents.target_range("dqn", soft, HOPPER, 0.0, 10.0) == (0.0, math.inf)
 
 
 def test_what_munchausen_takes_off_rewards_is_within() -> None:

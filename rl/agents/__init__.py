@@ -135,12 +135,15 @@ def target_range(agent: str, config: Any, spec: Spec, low: float, high: float) -
 
     An agent whose targets hold more than rewards (an entropy bonus, a penalty) says how far they reach in a function
     ``target_range(config, spec, low, high)`` of its module. Supports of categorical heads are chosen by it. With a
-    discount of 1 nothing bounds what all steps to come add up to.
+    discount of 1 nothing bounds what is added in all steps to come: there an end is infinite.
     """
     widen = getattr(get(agent), "target_range", None)
     if widen is None:
         return low, high
-    return (-math.inf, math.inf) if config.discount == 1 else widen(config, spec, low, high)
+    try:
+        return widen(config, spec, low, high)
+    except ZeroDivisionError:  # an agent of one's own that divides by 1 - discount
+        return -math.inf, math.inf
 
 
 def check_data(agent: str, config: Any, logged: Transition | None) -> None:

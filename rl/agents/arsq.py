@@ -58,6 +58,7 @@ from rl.agents.requirements import require, require_no_policy, require_ranges
 from rl.agents.state import descend, follow, is_off, start
 from rl.networks.autoregressive import soft_dueling
 from rl.networks.layers import Architecture
+from rl.replay.dataset import for_ever
 from rl.settings import require_choices
 from rl.types import Array, Key, Learner, Metrics, Params, Spec, State, Transition
 from rl.values import bellman, coarse, heads, losses
@@ -236,4 +237,4 @@ def target_range(config: Config, spec: Spec, low: float, high: float) -> tuple[f
     The bonus of a step is ``alpha`` times an entropy, from 0 to that of uniform bins, ``T ln B``.
     """
     bonus = config.temperature * config.levels * spec.action_size * math.log(config.bins)
-    return low, high + bonus / (1 - config.discount)
+    return low, high + for_ever(bonus, config.discount)

@@ -42,6 +42,7 @@ from rl.agents.requirements import require, require_no_policy, require_ranges
 from rl.agents.state import descend, follow, is_off, start
 from rl.networks import mlp
 from rl.networks.layers import Architecture
+from rl.replay.dataset import for_ever
 from rl.types import Array, Key, Learner, Metrics, Spec, State, Transition
 from rl.values import bellman, heads
 from rl.values.heads import ValueHead
@@ -162,6 +163,6 @@ def target_range(config: Config, spec: Spec, low: float, high: float) -> tuple[f
 
     And by the least that Munchausen's rewards lose from this step on.
     """
-    steps = 1 / (1 - config.discount)
-    high += config.temperature * math.log(spec.action_size) * config.discount * steps
-    return low + config.munchausen * config.munchausen_floor * steps, high
+    entropy = config.temperature * math.log(spec.action_size) * config.discount
+    lost = config.munchausen * config.munchausen_floor
+    return low + for_ever(lost, config.discount), high + for_ever(entropy, config.discount)

@@ -33,6 +33,7 @@ from rl.agents.optimisers import Optimiser
 from rl.agents.requirements import require
 from rl.agents.state import is_off
 from rl.networks.layers import Architecture
+from rl.replay.dataset import for_ever
 from rl.types import Array, Learner, Metrics, Spec, Transition
 from rl.values import losses
 from rl.values.heads import ValueHead
@@ -84,4 +85,5 @@ def target_range(config: Config, spec: Spec, low: float, high: float) -> tuple[f
 
     What a pessimistic aggregation takes off has no bound that is known beforehand: train/clipped says what is cut off.
     """
-    return low - 4 * spec.action_size * config.critic_cloning * config.discount / (1 - config.discount), high
+    penalty = 4 * spec.action_size * config.critic_cloning * config.discount
+    return low - for_ever(penalty, config.discount), high

@@ -35,6 +35,7 @@ from rl.agents.state import delayed, descend, follow, is_off, start
 from rl.networks import mlp
 from rl.networks.base import ensemble
 from rl.networks.layers import Architecture
+from rl.replay.dataset import for_ever
 from rl.types import Array, Key, Learner, Metrics, Params, Spec, State, Transition
 from rl.values import bellman, losses
 from rl.values.heads import ValueHead
@@ -205,5 +206,6 @@ def target_range(config: Config, spec: Spec, low: float, high: float) -> tuple[f
     if not config.backup_entropy:
         return low, high
     aimed = min(_target_entropy(config, spec), 0.0)
-    reach = max(config.initial_alpha, 1.0) * config.discount / (1 - config.discount)
-    return low + aimed * reach, high + spec.action_size * math.log(2.0) * reach
+    weight = max(config.initial_alpha, 1.0) * config.discount
+    most = spec.action_size * math.log(2.0)
+    return low + for_ever(aimed * weight, config.discount), high + for_ever(most * weight, config.discount)
