@@ -38,7 +38,7 @@ at the same parameters and applied together, where the code updates V, Q and the
 the diffusion model is that of the subgoal alone, where the code adds a constant for the observation and for the goal,
 and so divides its gradient by 3. Weights of ``awr`` are not divided by 100, as the code does for images only. With
 ``ids``, which the code does not have, a candidate's entities keep the ids of the observation's. A vector in place of a
-set of entities is a set of one.
+set of entities is a set of one. A head with a support clips targets to that, and one of your own without one not at all.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
         v_next = value.apply(state.params["value"], s_next, g)
         step = (steps.reward, config.discount * steps.discount, v_next)
         target = head.target(*step)
-        if not head.are_values:  # it has a support
+        if not head.are_values:  # it clips by itself, if it has a support
             return target, head.clipped(*step)
         low, high = goals.value_bounds(config.goals, config.discount)
         return jnp.clip(target, low, high), (target < low) | (target > high)
