@@ -38,7 +38,8 @@ at the same parameters and applied together, where the code updates V, Q and the
 the diffusion model is that of the subgoal alone, where the code adds a constant for the observation and for the goal,
 and so divides its gradient by 3. Weights of ``awr`` are not divided by 100, as the code does for images only. With
 ``ids``, which the code does not have, a candidate's entities keep the ids of the observation's. A vector in place of a
-set of entities is a set of one. A head with a support clips targets to that, and one of your own without one not at all.
+set of entities is a set of one. A head with a support clips targets to that; one of your own without a support does
+not clip them.
 """
 
 from __future__ import annotations
