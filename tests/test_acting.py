@@ -79,6 +79,12 @@ def test_memory_starts_anew_with_every_episode_of_every_environment(which: str) 
     np.testing.assert_array_equal(returns, again)
 
 
+@pytest.mark.parametrize("replan_every", [-1, LENGTH + 1])
+def test_no_more_of_a_chunk_can_be_executed_than_it_has(replan_every: int) -> None:
+    with pytest.raises(ValueError, match=rf"replan_every={replan_every} .* 0 and .* chunk, {LENGTH}"):
+        acting.chunked(plan, Spec((2,), 1), LENGTH, replan_every)
+
+
 def test_plans_are_made_in_groups_where_one_is_due_and_nowhere_else() -> None:
     """Of two seeds with six environments each: which rows are computed, and that groups change no result."""
     due, key = np.zeros((2, 2, 3), bool), jax.random.split(jax.random.key(0))
