@@ -235,7 +235,7 @@ def replay(config: Config, learner: Learner, network: Ensemble, rhythm: Rhythm) 
             lambda log, memory: (memory, memory),
         ),
         axes=STACKED,
-        environments=rhythm.environments,
+        view=view,
     )
 
 

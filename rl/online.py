@@ -91,10 +91,10 @@ def loop(
         each seed.
     """
     keys.count(run_keys)
-    if replay.environments != environments:
+    if replay.view.environments != environments:
         raise ValueError(
-            f"the view of the replay is of environments={replay.environments}, and the loop has {environments} for "
-            f"each seed, so that steps of different ones would be joined: give environments={environments} to "
+            f"the view of the replay is of environments={replay.view.environments}, and the loop has {environments} "
+            f"for each seed, so that steps of different ones would be joined: give environments={environments} to "
             "rl.replay.buffers.steps, chunked or stacked_frames"
         )
     explorer = acting.resetting(acting.explorer(learner))
@@ -154,7 +154,7 @@ def initial_carry(
 ) -> Carry:
     """What a run starts with: learners before their first update, and memories of nothing."""
     seeds, row = run_keys.shape[0], _blank(spec, observation_type)
-    chunk = chunks.spec(spec, replay.chunk)
+    chunk = chunks.spec(spec, replay.view.chunk)
     batch = source.of_origin(example(chunk, observation_type), source.ONLINE)  # as those of the updates
     state = jax.vmap(learner.init, (0, None), train.STACKED)(keys.of(run_keys, "init"), batch)
     memory = replay.empty(row)
