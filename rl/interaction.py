@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from rl import envs, keys, nest, online, train
@@ -135,10 +136,11 @@ class Trainer:
         self._learning_starts, self._random_steps = learning_starts + (retraining is not None), random
 
     def start(self, state: State | None = None) -> None:
-        """Begins, with learners in ``state`` if it is given."""
+        """Begins, with learners in ``state`` if it is given, which stays the caller's."""
         self.carry = self._loop.init()
         if state is not None:
-            self.carry = self.carry._replace(state=state)
+            # A copy: the calls of the loop consume what they are given.
+            self.carry = self.carry._replace(state=jax.tree.map(jnp.copy, state))
         self._begin()
 
     def advance(self, until: int, bar: Progress | None = None, stopping: Sequence[int] = ()) -> None:

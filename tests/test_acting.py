@@ -170,6 +170,18 @@ def test_a_trainer_by_default_updates_once_per_step_and_changes_nothing_that_it_
     jax.tree.map(np.testing.assert_array_equal, *states)
 
 
+def test_the_states_that_a_trainer_starts_from_stay_the_callers() -> None:
+    toy, run_keys = learner("counter"), keys.seeds(jax.random.key(0), 2)
+    states = jax.vmap(toy.init, (0, None), train.STACKED)(run_keys, None)
+    with Stream(COUNTDOWN, [(0,), (1,)], 0) as stream:
+        replay = buffers.uniform(toy, buffers.steps(), 200, 4)
+        run = Trainer(stream, toy, replay, run_keys, learning_starts=1, random=1)
+        run.start(states)
+        run.advance(2)
+    assert not any(x.is_deleted() for x in jax.tree.leaves(states))
+    assert (states.step, run.carry.state.step) == (0, 2)
+
+
 @pytest.mark.parametrize("which", ["counter", "chunks"])
 def test_memory_online_is_carried_and_resumed_to_the_bit(which: str) -> None:
     bar, copies = SimpleNamespace(update=lambda _: None), [(copy,) for copy in range(4)]
