@@ -17,9 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rl import envs, keys, nest, online, train
+from rl import buffers, envs, keys, nest, online, train
 from rl.envs.stream import Experience, Stream
-from rl.replay import buffers, images, transform
+from rl.replay import images, transform
 from rl.replay.transform import Transform
 from rl.types import Key, Learner, State
 
@@ -125,7 +125,7 @@ class Trainer:
         self._loop = online.loop(learner, stream.spec, replay, run_keys, self._environments, types)
         if success is not None and self._loop.relabel is None:
             raise ValueError(
-                "this replay cannot relabel episodes that succeed: make it by rl.replay.buffers.relabelling"
+                "this replay cannot relabel episodes that succeed: make it by rl.buffers.relabelling"
             )
         self.carry = jax.eval_shape(self._loop.init)  # until `start` or `resume`
         self.action = np.zeros(self.carry.action.shape, self.carry.action.dtype)

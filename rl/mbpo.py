@@ -40,15 +40,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rl import keys, train
+from rl import buffers, keys, train
+from rl.buffers import Replay
 from rl.dynamics import base, rollout, value_aware
 from rl.dynamics.ensemble import Ensemble, Model
 from rl.dynamics.rollout import RolloutState
 from rl.dynamics.termination import Rule
 from rl.interaction import Retraining
 from rl.online import Carry
-from rl.replay import buffers, ring, source
-from rl.replay.buffers import Replay
+from rl.replay import ring, source
 from rl.settings import require_at_least_one
 from rl.types import Array, Key, Learner, Metrics, State, Transition
 

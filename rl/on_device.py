@@ -15,11 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rl import acting, keys, online, train
+from rl import acting, buffers, keys, online, train
 from rl.envs.world import Outcome, World
 from rl.evaluate import LONG_EPISODE
 from rl.interaction import Progress
-from rl.replay import buffers, images, transform
+from rl.replay import images, transform
 from rl.replay.transform import Transform
 from rl.types import Actor, Array, Key, Learner, State
 

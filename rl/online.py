@@ -20,8 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from rl import acting, keys, nest, train
+from rl.buffers import Replay
 from rl.replay import chunks, ring, source
-from rl.replay.buffers import Replay
 from rl.types import Actor, Array, Key, Learner, Spec, State, Transition
 
 
@@ -95,7 +95,7 @@ def loop(
         raise ValueError(
             f"the view of the replay is of environments={replay.view.environments}, and the loop has {environments} "
             f"for each seed, so that steps of different ones would be joined: give environments={environments} to "
-            "rl.replay.buffers.steps, chunked or stacked_frames"
+            "rl.buffers.steps, chunked or stacked_frames"
         )
     explorer = acting.resetting(acting.explorer(learner))
     act = functools.partial(choose_actions, spec, explorer, keys.of(run_keys, "act"))

@@ -10,11 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl import acting, envs, evaluate, keys, train
+from rl import acting, buffers, envs, evaluate, keys, train
 from rl.agents import bc
 from rl.envs.stream import Stream
 from rl.interaction import Trainer
-from rl.replay import buffers
 from rl.replay.transform import Transform
 from rl.types import Actor, Learner, Spec, State
 

@@ -11,10 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl import evaluate, fitted_q, keys, mbpo, model_based, online, train
+from rl import buffers, evaluate, fitted_q, keys, mbpo, model_based, online, train
 from rl.agents import bc
 from rl.dynamics import base, ensemble, termination
-from rl.replay import buffers
 from rl.replay.dataset import Dataset
 from rl.types import Learner, Spec, State, Transition
 from rl.values import heads

@@ -21,15 +21,15 @@ import toy_environments
 import tqdm
 
 from experiments import common, init_from, interaction, offline, online
-from rl import agents, checkpoint, data, evaluate, log, train
+from rl import agents, buffers, checkpoint, data, evaluate, log, train
 from rl import online as compiled
 from rl.agents.optimisers import Adam
 from rl.envs import WorkerDied
 from rl.envs.stream import Experience, Stream
 from rl.interaction import Trainer, succeeded
 from rl.networks.layers import Architecture
-from rl.replay import buffers, ring, transform
 from rl.replay import dataset as replay
+from rl.replay import ring, transform
 from rl.replay.dataset import Dataset
 from rl.replay.transform import Transform
 from rl.types import Learner, Spec, State
@@ -473,7 +473,7 @@ def test_an_environment_that_does_not_report_success_is_refused() -> None:
 
 
 def test_only_a_replay_of_whole_steps_that_can_relabel_takes_demonstrations() -> None:
-    with pytest.raises(ValueError, match=r"cannot relabel .* rl.replay.buffers.relabelling"):
+    with pytest.raises(ValueError, match=r"cannot relabel .* rl.buffers.relabelling"):
         Demonstrated(keep=buffers.uniform)
     with pytest.raises(ValueError, match="single video frames cannot join"):
         buffers.relabelling(counter(), buffers.stacked_frames(4), 100, 4)

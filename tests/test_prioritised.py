@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from scipy.special import rel_entr, softmax
 
+from rl import buffers
 from rl.agents import dqn
 from rl.networks.base import Network
-from rl.replay import buffers, prioritised, ring
+from rl.replay import prioritised, ring
 from rl.types import Learner, Spec, State, Transition
 from rl.values import heads
 

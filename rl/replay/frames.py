@@ -38,7 +38,7 @@ def compress(row: ring.Row, depth: int) -> Row:
     if isinstance(row.observation, Mapping):
         raise ValueError(
             "a replay of video frames keeps the newest of one stack of images, not of the dictionary "
-            f"{', '.join(sorted(row.observation))}: keep whole steps (rl.replay.buffers.steps)"
+            f"{', '.join(sorted(row.observation))}: keep whole steps (rl.buffers.steps)"
         )
     channels, rest = divmod(row.observation.shape[-1], depth)
     if rest:
