@@ -41,9 +41,8 @@ class Carry(NamedTuple):
     seen: Any  # [S, N, *observation]
     action: Array  # [S, N, ...], chosen for what is seen
     first: Array  # [S, N] bool, an episode starts with what is seen
-    policy_memory: (
-        Any  # [S, N, ...], what the policy that explores remembers of the episode (`rl.types.Actor`)
-    )
+    # [S, N, ...], what the policy that explores remembers of the episode (`rl.types.Actor`)
+    policy_memory: Any
     time: Array  # [] int32, actions chosen so far
     tally: MetricSums
 
