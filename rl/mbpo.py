@@ -42,7 +42,7 @@ import numpy as np
 
 from rl import buffers, keys, train
 from rl.buffers import Replay
-from rl.dynamics import base, rollout, value_aware
+from rl.dynamics import rollout, value_aware
 from rl.dynamics.ensemble import Ensemble, Model
 from rl.dynamics.rollout import RolloutState
 from rl.dynamics.termination import Rule
@@ -315,7 +315,7 @@ def imagination(
     It costs as many steps as ``length`` says, which is a number and no shape. Rows after the end of an episode are not
     written, and neither are those that are not finite; ``lost`` is the share of these.
     """
-    dynamics, explore = base.learned(network), learner.explore
+    explore = learner.explore
     assert explore is not None
 
     def imagine(
@@ -323,7 +323,7 @@ def imagination(
     ) -> tuple[ring.Ring, dict[str, Array]]:
         start_key, key = jax.random.split(key)
         starts = steps.rows.observation[ring.draw(steps, start_key, config.rollouts)]
-        one = rollout.step(dynamics, terminates, functools.partial(explore, state))
+        one = rollout.step(network.dynamics, terminates, functools.partial(explore, state))
 
         def body(number: Array, carry: Any) -> Any:
             ongoing, rollouts, reward, written, lost = carry

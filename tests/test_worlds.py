@@ -289,7 +289,7 @@ def test_the_truth_is_one_answer_without_doubt() -> None:
 def small_ensemble() -> tuple[base.Dynamics, ensemble.Model]:
     config = ensemble.Config(members=3, elites=2, hidden=(8,), decay=(0.0, 0.0))
     network = ensemble.make(config, Spec((3,), 1))
-    return base.learned(network), jax.jit(network.init)(KEY)
+    return network.dynamics, jax.jit(network.init)(KEY)
 
 
 @pytest.mark.slow
