@@ -42,7 +42,7 @@ from experiments import mbpo as online
 from rl import envs, log, mbpo, model_based, train
 from rl import online as examples
 from rl.agents import sac, sac_n
-from rl.dynamics import base, ensemble, loss, rollout, termination
+from rl.dynamics import ensemble, loss, rollout, termination
 from rl.dynamics import fit as fitting
 from rl.dynamics import rows as learnable
 from rl.interaction import Trainer
@@ -166,7 +166,7 @@ def epoch(settings: Settings, seeds: int) -> Programs:
     config = sac_n.Config(critics=settings.critics, diversity=settings.diversity)
     learner = sac_n.make(config, cases.SPEC, heads.scalar())
     network = ensemble.make(ensemble.Config(), cases.SPEC)
-    dynamics = base.learned(network)
+    dynamics = network.dynamics
     loop_config = model_based.Config(
         rollouts=_scaled(EPOCH_ROLLOUTS, settings), length=LENGTH, updates=_scaled(EPOCH_UPDATES, settings)
     )
@@ -300,7 +300,7 @@ def retraining(settings: Settings, seeds: int) -> Programs:
     starts = jnp.zeros((settings.rollouts, *cases.SPEC.observation_shape))
     explore = loop.learner.explore or loop.learner.act
     act = lambda observation, key: explore(state, observation, key)
-    step = rollout.step(base.learned(network), termination.never, act)
+    step = rollout.step(network.dynamics, termination.never, act)
     ongoing = rollout.RolloutState(starts, jnp.ones(len(starts), bool))
     parts.append(_limit(products.find(step, memory.model, ongoing, jax.random.key(0)), seeds))
     return {"ours": ours, "products": lambda: [part() for part in parts]}

@@ -30,11 +30,11 @@ from absl import app
 
 from benchmarks import table, timing
 from experiments import flags, studies
-from rl import agents, interaction, keys, log, on_device, train
+from rl import agents, buffers, interaction, keys, log, on_device, train
 from rl.envs import functional
 from rl.envs.stream import Stream
 from rl.envs.world import World
-from rl.replay import buffers, ring
+from rl.replay import ring
 from rl.types import Array, Key
 from rl.values import heads
 

@@ -244,7 +244,7 @@ def world(
     Raises:
       ValueError: true dynamics are asked for where there are none.
     """
-    model = base.learned(network)
+    model = network.dynamics
     if config.real == 1:
         return World(model, lambda model: (), False, None)
     true = _truth(environment, needed=settings.truth > 0)

@@ -322,7 +322,7 @@ def learners(
         )
         if world is None:
             return learner
-        propose = _ensemble(settings, task).propose
+        propose = _ensemble(settings, task).dynamics.propose
         return robust.make(
             learner,
             lambda observation, action, key: propose(world, observation, action, key)[0],

@@ -46,13 +46,13 @@ import jax
 from absl import app
 
 from experiments import checks, common, flags, init_from, interaction, notes, presets
-from rl import agents, data, envs, keys, on_device
+from rl import agents, buffers, data, envs, keys, on_device
 from rl.envs import functional
 from rl.envs.registry import is_functional, stacked_frames, time_limit
 from rl.envs.stream import Stream
 from rl.envs.world import World
 from rl.interaction import FINAL_SUCCESS, SUCCESS, Trainer
-from rl.replay import buffers, transform
+from rl.replay import transform
 from rl.replay.transform import Transform
 from rl.types import Learner, Spec
 from rl.values import heads

@@ -122,9 +122,8 @@ def train(
 class Stored(NamedTuple):
     """What was trained before by other commands of a study, perhaps elsewhere."""
 
-    rows: dict[
-        tuple[Any, ...], dict[str, Any]
-    ]  # {what tells a row from others: the row, with its provenance}
+    # {what tells a row from others: the row, with its provenance}
+    rows: dict[tuple[Any, ...], dict[str, Any]]
     results: list[dict[str, Any]]  # that they are from
 
 

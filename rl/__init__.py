@@ -1,5 +1,13 @@
 """Value-based and offline reinforcement learning in JAX: any value head in any backup and any agent.
 
-Imports run downwards only: experiments, then train/evaluate/log/checkpoint, then agents, then dynamics,
-networks and replay, then values, then types.
+Imports run downwards only, and within a line in no circle:
+
+    experiments
+    what trains, evaluates and exports: shard, and the modules that are not named below
+    agents, dynamics
+    language, data
+    envs
+    networks, replay, values, programs
+    acting, checkpoint, extras, keys, linalg, log, masks, nest, settings, statistics
+    types
 """

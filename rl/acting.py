@@ -112,7 +112,15 @@ def chunked(act: Callable[[Any, Any, Key], Array], spec: Spec, length: int, repl
       spec: of the environment.
       length: actions in a chunk.
       replan_every: how many of them are executed before the next decision; 0: all. 1 decides anew in every step.
+
+    Raises:
+      ValueError: a negative ``replan_every``, or one beyond ``length``.
     """
+    if not 0 <= replan_every <= length:
+        raise ValueError(
+            f"replan_every={replan_every} must lie between 0 and the length of a chunk, {length}: it is how many of "
+            "its actions are executed before the next decision"
+        )
     period = replan_every or length
 
     def start(state: Any, observation: Any) -> Any:
@@ -135,6 +143,9 @@ def in_chunks(learner: Learner, spec: Spec, length: int, replan_every: int = 0) 
     """``learner``, which knows the environment of ``spec`` in chunks of actions, as a policy of single ones.
 
     It acts and explores as `chunked` says; ``act``, ``explore`` and ``critics`` are still of chunks.
+
+    Raises:
+      ValueError: as `chunked`.
     """
     if length == 1:
         return learner

@@ -53,9 +53,8 @@ class Exported(NamedTuple):
     state: State  # parameters and target networks; it cannot be trained on
     decoder: Decoder  # what it says, steered by its values if it is ILQL, for `rl.language.generate`
     params: Params  # of `decoder`
-    token_values: (
-        Callable[[State, TokenBatch], Any] | None
-    )  # Q and V of texts, as the agent's own `token_values`; None: no values
+    # Q and V of texts, as the agent's own `token_values`; None: no values
+    token_values: Callable[[State, TokenBatch], Any] | None
 
 
 def save(

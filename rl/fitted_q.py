@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,15 +14,12 @@ import optax
 from rl import log, nest
 from rl.agents import state as learner_state
 from rl.networks import mlp
-from rl.networks.base import Network
 from rl.replay.dataset import Dataset, sampler, size, take
 from rl.types import Array, Key, Params, Spec, State, Transition
 from rl.values.heads import ValueHead
 
 _ROWS = 4096  # first steps that an estimate is averaged over
 _UPDATES_PER_CALL = 1000  # between two steps of a progress bar
-
-Optimisers = Mapping[str, optax.GradientTransformation]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,10 +64,49 @@ def estimator(
         raise ValueError(f"fitted-Q evaluation takes flat observations, not shape {spec.observation_shape}")
     critic = mlp.critic(spec, head.size, config.hidden, config.layer_norm)
     optimisers = {"critic": optax.adam(config.learning_rate)}
-    update = functools.partial(_update, config, critic, optimisers, head)
-    start = jax.jit(functools.partial(_start, critic, optimisers))
-    fit = jax.jit(functools.partial(_fit, config.batch_size, act, update), donate_argnums=0)
-    estimate = jax.jit(functools.partial(_estimate, critic, head, act))
+    sample = jax.vmap(sampler(config.batch_size), (None, 0, None))
+
+    @jax.jit
+    def start(dataset: Dataset, keys: Key) -> State:
+        """A critic for each policy, [S, ...]."""
+        row = take(dataset, jnp.zeros(1, jnp.int32))
+        params = jax.vmap(critic.init, (0, None, None))(keys, row.observation, row.action)
+        return jax.vmap(lambda p: learner_state.start({"critic": p}, optimisers, targets=["critic"]))(params)
+
+    def update(q: State, batch: Transition, next_action: Array) -> State:
+        """One step of one policy's regression."""
+        q_next = critic.apply(q.target["critic"], batch.next_observation, next_action)
+        target = head.target(batch.reward, config.discount * batch.discount, q_next)
+
+        def loss(params: Params) -> Array:
+            return head.loss(critic.apply(params["critic"], batch.observation, batch.action), target).mean()
+
+        q = learner_state.descend(q, jax.grad(loss)(q.params), optimisers)
+        q = learner_state.follow(q, config.target_rate)
+        return q._replace(step=q.step + 1)
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def fit(q: State, states: Any, dataset: Dataset, keys: Key, updates: Array) -> State:
+        """All critics after some more ``updates`` []."""
+
+        def one(_: Array, q: State) -> State:
+            sample_keys, act_keys = _split(jax.vmap(jax.random.fold_in)(keys, q.step), 2)
+            batch = sample(dataset, sample_keys, 0)
+            return jax.vmap(update)(q, batch, act(states, batch.next_observation, act_keys))
+
+        return jax.lax.fori_loop(0, updates, one, q)
+
+    @jax.jit
+    def estimate(q: State, states: Any, dataset: Dataset, keys: Key) -> Array:
+        """The mean value [S] of logged first observations."""
+        index, weight = _first_steps(dataset)
+        first = dataset.transitions.observation[index]
+        first = jnp.broadcast_to(first, (len(keys), *first.shape))
+        # Split, though there is one draw: estimates that were recorded are of this key.
+        action = act(states, first, _split(keys, 1)[0])
+        # The target network: an average over updates, so less noisy than the last iterate.
+        values = head.value(jax.vmap(critic.apply)(q.target["critic"], first, action))
+        return jnp.matmul(values, weight, precision=jax.lax.Precision.HIGHEST)
 
     def run(states: Any, dataset: Dataset, keys: Key) -> Array:
         states, dataset = jax.device_put((states, dataset))
@@ -84,75 +120,6 @@ def estimator(
         return estimate(q, states, dataset, estimate_keys)
 
     return run
-
-
-def _start(critic: Network, optimisers: Optimisers, dataset: Dataset, keys: Key) -> State:
-    """A critic for each policy, [S, ...]."""
-    row = take(dataset, jnp.zeros(1, jnp.int32))
-    params = jax.vmap(critic.init, (0, None, None))(keys, row.observation, row.action)
-    return jax.vmap(lambda p: learner_state.start({"critic": p}, optimisers, targets=["critic"]))(params)
-
-
-def _update(
-    config: Config,
-    critic: Network,
-    optimisers: Optimisers,
-    head: ValueHead,
-    q: State,
-    batch: Transition,
-    next_action: Array,
-) -> State:
-    """One step of one policy's regression."""
-    q_next = critic.apply(q.target["critic"], batch.next_observation, next_action)
-    target = head.target(batch.reward, config.discount * batch.discount, q_next)
-
-    def loss(params: Params) -> Array:
-        return head.loss(critic.apply(params["critic"], batch.observation, batch.action), target).mean()
-
-    q = learner_state.descend(q, jax.grad(loss)(q.params), optimisers)
-    q = learner_state.follow(q, config.target_rate)
-    return q._replace(step=q.step + 1)
-
-
-def _fit(
-    batch_size: int,
-    act: Callable[[Any, Array, Key], Array],
-    update: Callable[[State, Transition, Array], State],
-    q: State,
-    states: Any,
-    dataset: Dataset,
-    keys: Key,
-    updates: Array,
-) -> State:
-    """All critics after some more ``updates`` []."""
-    sample = jax.vmap(sampler(batch_size), (None, 0, None))
-
-    def one(_: Array, q: State) -> State:
-        sample_keys, act_keys = _split(jax.vmap(jax.random.fold_in)(keys, q.step), 2)
-        batch = sample(dataset, sample_keys, 0)
-        return jax.vmap(update)(q, batch, act(states, batch.next_observation, act_keys))
-
-    return jax.lax.fori_loop(0, updates, one, q)
-
-
-def _estimate(
-    critic: Network,
-    head: ValueHead,
-    act: Callable[[Any, Array, Key], Array],
-    q: State,
-    states: Any,
-    dataset: Dataset,
-    keys: Key,
-) -> Array:
-    """The mean value [S] of logged first observations."""
-    index, weight = _first_steps(dataset)
-    first = dataset.transitions.observation[index]
-    first = jnp.broadcast_to(first, (len(keys), *first.shape))
-    # Split, though there is one draw: estimates that were recorded are of this key.
-    action = act(states, first, _split(keys, 1)[0])
-    # The target network: an average over updates, so less noisy than the last iterate.
-    values = head.value(jax.vmap(critic.apply)(q.target["critic"], first, action))
-    return jnp.matmul(values, weight, precision=jax.lax.Precision.HIGHEST)
 
 
 def _split(keys: Key, count: int) -> tuple[Key, ...]:

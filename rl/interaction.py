@@ -14,11 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from rl import envs, keys, nest, online, train
+from rl import buffers, envs, keys, nest, online, train
 from rl.envs.stream import Experience, Stream
-from rl.replay import buffers, images, transform
+from rl.replay import images, transform
 from rl.replay.transform import Transform
 from rl.types import Key, Learner, State
 
@@ -124,7 +125,7 @@ class Trainer:
         self._loop = online.loop(learner, stream.spec, replay, run_keys, self._environments, types)
         if success is not None and self._loop.relabel is None:
             raise ValueError(
-                "this replay cannot relabel episodes that succeed: make it by rl.replay.buffers.relabelling"
+                "this replay cannot relabel episodes that succeed: make it by rl.buffers.relabelling"
             )
         self.carry = jax.eval_shape(self._loop.init)  # until `start` or `resume`
         self.action = np.zeros(self.carry.action.shape, self.carry.action.dtype)
@@ -135,10 +136,11 @@ class Trainer:
         self._learning_starts, self._random_steps = learning_starts + (retraining is not None), random
 
     def start(self, state: State | None = None) -> None:
-        """Begins, with learners in ``state`` if it is given."""
+        """Begins, with learners in ``state`` if it is given, which stays the caller's."""
         self.carry = self._loop.init()
         if state is not None:
-            self.carry = self.carry._replace(state=state)
+            # A copy: the calls of the loop consume what they are given.
+            self.carry = self.carry._replace(state=jax.tree.map(jnp.copy, state))
         self._begin()
 
     def advance(self, until: int, bar: Progress | None = None, stopping: Sequence[int] = ()) -> None:

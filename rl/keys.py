@@ -10,7 +10,7 @@ root by way of a purpose, and a key that has purposes is used for nothing else:
     └── seed: i = 0, 1, ..., the key of seed i, however many run beside it
         ├── init
         ├── update: number of the update, and there one key to draw the batch and one to learn from it
-        │   └── lengths: beside the rows of the batch, of returns over several steps (`rl.replay.buffers`)
+        │   └── lengths: beside the rows of the batch, of returns over several steps (`rl.buffers`)
         ├── act: number of the step
         ├── world: number of the step, of environments that are JAX (`rl.on_device`)
         ├── rollout: number of the update before, or of the fit (`rl.mbpo`)

@@ -40,15 +40,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rl import keys, train
-from rl.dynamics import base, rollout, value_aware
+from rl import buffers, keys, train
+from rl.buffers import Replay
+from rl.dynamics import rollout, value_aware
 from rl.dynamics.ensemble import Ensemble, Model
 from rl.dynamics.rollout import RolloutState
 from rl.dynamics.termination import Rule
 from rl.interaction import Retraining
 from rl.online import Carry
-from rl.replay import buffers, ring, source
-from rl.replay.buffers import Replay
+from rl.replay import ring, source
 from rl.settings import require_at_least_one
 from rl.types import Array, Key, Learner, Metrics, State, Transition
 
@@ -235,7 +235,7 @@ def replay(config: Config, learner: Learner, network: Ensemble, rhythm: Rhythm) 
             lambda log, memory: (memory, memory),
         ),
         axes=STACKED,
-        environments=rhythm.environments,
+        view=view,
     )
 
 
@@ -315,7 +315,7 @@ def imagination(
     It costs as many steps as ``length`` says, which is a number and no shape. Rows after the end of an episode are not
     written, and neither are those that are not finite; ``lost`` is the share of these.
     """
-    dynamics, explore = base.learned(network), learner.explore
+    explore = learner.explore
     assert explore is not None
 
     def imagine(
@@ -323,7 +323,7 @@ def imagination(
     ) -> tuple[ring.Ring, dict[str, Array]]:
         start_key, key = jax.random.split(key)
         starts = steps.rows.observation[ring.draw(steps, start_key, config.rollouts)]
-        one = rollout.step(dynamics, terminates, functools.partial(explore, state))
+        one = rollout.step(network.dynamics, terminates, functools.partial(explore, state))
 
         def body(number: Array, carry: Any) -> Any:
             ongoing, rollouts, reward, written, lost = carry

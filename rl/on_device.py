@@ -15,11 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rl import acting, keys, online, train
+from rl import acting, buffers, keys, online, train
 from rl.envs.world import Outcome, World
 from rl.evaluate import LONG_EPISODE
 from rl.interaction import Progress
-from rl.replay import buffers, images, transform
+from rl.replay import images, transform
 from rl.replay.transform import Transform
 from rl.types import Actor, Array, Key, Learner, State
 
@@ -73,7 +73,7 @@ class Trainer:
     ):
         keys.count(run_keys)
         self.step, self.evaluated, self.deaths, self.whole = 0, 0, 0, True
-        self._environments, self._logged = replay.environments, images.on_device(logged)
+        self._environments, self._logged = replay.view.environments, images.on_device(logged)
         self._boundaries = learning_starts, random
         self._most = max(1, _CALL * rhythm[1] // max(rhythm))  # steps of each environment in one call
         begin, steps = _program(world, learner, replay, run_keys, rhythm, preprocessing)
@@ -171,7 +171,7 @@ def _program(
     preprocessing: Transform,
 ) -> tuple[Callable[..., Carry], Callable[..., Carry]]:
     """What a `Trainer` compiles: how a run begins, and its steps; see there for the arguments."""
-    environments, (updates, period) = replay.environments, rhythm
+    environments, (updates, period) = replay.view.environments, rhythm
     explorer = acting.resetting(acting.explorer(learner))
     act = functools.partial(online.choose_actions, world.spec, explorer, keys.of(run_keys, "act"))
     see = functools.partial(transform.observations, preprocessing)

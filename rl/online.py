@@ -20,8 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from rl import acting, keys, nest, train
+from rl.buffers import Replay
 from rl.replay import chunks, ring, source
-from rl.replay.buffers import Replay
 from rl.types import Actor, Array, Key, Learner, Spec, State, Transition
 
 
@@ -41,9 +41,8 @@ class Carry(NamedTuple):
     seen: Any  # [S, N, *observation]
     action: Array  # [S, N, ...], chosen for what is seen
     first: Array  # [S, N] bool, an episode starts with what is seen
-    policy_memory: (
-        Any  # [S, N, ...], what the policy that explores remembers of the episode (`rl.types.Actor`)
-    )
+    # [S, N, ...], what the policy that explores remembers of the episode (`rl.types.Actor`)
+    policy_memory: Any
     time: Array  # [] int32, actions chosen so far
     tally: MetricSums
 
@@ -91,11 +90,11 @@ def loop(
         each seed.
     """
     keys.count(run_keys)
-    if replay.environments != environments:
+    if replay.view.environments != environments:
         raise ValueError(
-            f"the view of the replay is of environments={replay.environments}, and the loop has {environments} for "
-            f"each seed, so that steps of different ones would be joined: give environments={environments} to "
-            "rl.replay.buffers.steps, chunked or stacked_frames"
+            f"the view of the replay is of environments={replay.view.environments}, and the loop has {environments} "
+            f"for each seed, so that steps of different ones would be joined: give environments={environments} to "
+            "rl.buffers.steps, chunked or stacked_frames"
         )
     explorer = acting.resetting(acting.explorer(learner))
     act = functools.partial(choose_actions, spec, explorer, keys.of(run_keys, "act"))
@@ -154,7 +153,7 @@ def initial_carry(
 ) -> Carry:
     """What a run starts with: learners before their first update, and memories of nothing."""
     seeds, row = run_keys.shape[0], _blank(spec, observation_type)
-    chunk = chunks.spec(spec, replay.chunk)
+    chunk = chunks.spec(spec, replay.view.chunk)
     batch = source.of_origin(example(chunk, observation_type), source.ONLINE)  # as those of the updates
     state = jax.vmap(learner.init, (0, None), train.STACKED)(keys.of(run_keys, "init"), batch)
     memory = replay.empty(row)

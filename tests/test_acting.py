@@ -10,11 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl import acting, envs, evaluate, keys, train
+from rl import acting, buffers, envs, evaluate, keys, train
 from rl.agents import bc
 from rl.envs.stream import Stream
 from rl.interaction import Trainer
-from rl.replay import buffers
 from rl.replay.transform import Transform
 from rl.types import Actor, Learner, Spec, State
 
@@ -77,6 +76,12 @@ def test_memory_starts_anew_with_every_episode_of_every_environment(which: str) 
             expected[s, e] = sum(1 + 3 * scale * action for action in actions)
     np.testing.assert_allclose(returns, expected, rtol=1e-5)
     np.testing.assert_array_equal(returns, again)
+
+
+@pytest.mark.parametrize("replan_every", [-1, LENGTH + 1])
+def test_no_more_of_a_chunk_can_be_executed_than_it_has(replan_every: int) -> None:
+    with pytest.raises(ValueError, match=rf"replan_every={replan_every} .* 0 and .* chunk, {LENGTH}"):
+        acting.chunked(plan, Spec((2,), 1), LENGTH, replan_every)
 
 
 def test_plans_are_made_in_groups_where_one_is_due_and_nowhere_else() -> None:
@@ -162,6 +167,18 @@ def test_a_trainer_by_default_updates_once_per_step_and_changes_nothing_that_it_
             states.append(jax.device_get(run.carry))
             assert run.step == 10
     jax.tree.map(np.testing.assert_array_equal, *states)
+
+
+def test_the_states_that_a_trainer_starts_from_stay_the_callers() -> None:
+    toy, run_keys = learner("counter"), keys.seeds(jax.random.key(0), 2)
+    states = jax.vmap(toy.init, (0, None), train.STACKED)(run_keys, None)
+    with Stream(COUNTDOWN, [(0,), (1,)], 0) as stream:
+        replay = buffers.uniform(toy, buffers.steps(), 200, 4)
+        run = Trainer(stream, toy, replay, run_keys, learning_starts=1, random=1)
+        run.start(states)
+        run.advance(2)
+    assert not any(x.is_deleted() for x in jax.tree.leaves(states))
+    assert (states.step, run.carry.state.step) == (0, 2)
 
 
 @pytest.mark.parametrize("which", ["counter", "chunks"])

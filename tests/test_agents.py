@@ -1352,13 +1352,13 @@ def test_images_are_learned_from_and_shifted_by_the_updates_key() -> None:
 
 def test_of_a_dictionary_the_images_are_shifted_each_by_its_own_draws() -> None:
     view = np.broadcast_to(np.arange(64, dtype=np.uint8).reshape(8, 8, 1), (16, 8, 8, 1))
-    see = Learner(lambda *_: None, lambda state, batch, key: (state, batch), lambda *_: None)
+    see = Learner(lambda *_: None, lambda state, batch, key: (state, {"seen": batch}), lambda *_: None)
     shape = {"eyes": {"left": (8, 8, 1), "right": (8, 8, 1)}, "goal": (3,)}
     observation = {"eyes": {"left": view, "right": view}, "goal": np.ones((16, 3))}
     rows = random_batch(False)._replace(observation=observation, next_observation=observation)
     key, shift = jax.random.key(0), Architecture(shift=2)
     update = jax.jit(augmented(see, Spec(shape, 2), shift).update)
-    seen = jax.device_get(update(None, rows, key)[1])
+    seen = jax.device_get(update(None, rows, key)[1]["seen"])
     images = [seen.observation["eyes"][side] for side in ("left", "right")]
     images.append(seen.next_observation["eyes"]["left"])
     for i, image in enumerate(images):
@@ -1366,7 +1366,7 @@ def test_of_a_dictionary_the_images_are_shifted_each_by_its_own_draws() -> None:
     np.testing.assert_array_equal(seen.observation["goal"], observation["goal"])
     # One image has the key that it had before there were dictionaries.
     update = jax.jit(augmented(see, Spec((8, 8, 1), 2), shift).update)
-    alone = update(None, rows._replace(observation=view, next_observation=view), key)[1]
+    alone = update(None, rows._replace(observation=view, next_observation=view), key)[1]["seen"]
     first = jax.random.split(jax.random.split(key)[0])[0]
     expected = jax.jit(random_shift, static_argnums=2)(view, first, 2)
     np.testing.assert_array_equal(alone.observation, expected)
@@ -1377,16 +1377,16 @@ def test_updates_by_weight_see_the_same_shifts_as_the_others() -> None:
     view = np.broadcast_to(np.arange(64, dtype=np.uint8).reshape(8, 8, 1), (8, 8, 8, 1))
     see = Learner(
         lambda *_: None,
-        lambda state, batch, key: (state, batch),
+        lambda state, batch, key: (state, {"seen": batch}),
         lambda *_: None,
-        weighted=lambda state, batch, weight, key: (state, batch, weight),
+        weighted=lambda state, batch, weight, key: (state, {"seen": batch}, weight),
     )
     rows, key = random_batch(False)._replace(observation=view, next_observation=view), jax.random.key(0)
     of = augmented(see, Spec((8, 8, 1), 2), Architecture(shift=2))
     run = jax.jit(lambda: (of.update(None, rows, key)[1], of.weighted(None, rows, rows.discount, key)[1]))
     seen, weighted = run()
     jax.tree.map(np.testing.assert_array_equal, seen, weighted)
-    assert (seen.observation != view).any()
+    assert (seen["seen"].observation != view).any()
 
 
 def test_deviations_between_critics_need_two_and_a_penalty_needs_next_actions() -> None:

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl import acting, agents
-from rl.replay import buffers, chunks, ring
+from rl import acting, agents, buffers
+from rl.replay import chunks, ring
 from rl.replay.dataset import Dataset, value_bounds
 from rl.types import Spec, Transition
 from rl.values import heads

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from scipy import special
 
-from rl.dynamics import ensemble, fit, loss, network, rows, value_aware
+from rl.dynamics import base, ensemble, fit, loss, network, rows, value_aware
 from rl.replay import ring
 from rl.replay.dataset import Dataset
 from rl.types import Spec, Transition
@@ -55,10 +55,7 @@ def built(**fields: Any) -> ensemble.Ensemble:
 
 def compiled(world: ensemble.Ensemble) -> ensemble.Ensemble:
     """``world`` with every function compiled as a whole."""
-    return ensemble.Ensemble(fit=world.fit, **{name: jax.jit(getattr(world, name)) for name in PURE})
-
-
-PURE = ("init", "predict", "propose", "step")
+    return ensemble.Ensemble(jax.jit(world.init), world.fit, base.Dynamics(*map(jax.jit, world.dynamics)))
 
 
 @functools.cache
@@ -158,7 +155,7 @@ def test_bootstraps_differ_and_never_touch_the_held_out_rows() -> None:
 def test_it_learns_means_and_deviations(fitted: tuple[ensemble.Ensemble, ensemble.Model]) -> None:
     world, model = fitted
     held = log(200, seed=1).transitions
-    mean, deviation = map(np.asarray, world.predict(model, held.observation, held.action))
+    mean, deviation = map(np.asarray, world.dynamics.predict(model, held.observation, held.action))
     assert mean.shape == deviation.shape == (2, 200, 3)
     expected = np.column_stack([held.next_observation, held.reward])
     assert np.sqrt(np.square(mean.mean(0) - expected).mean()) < 0.12
@@ -190,8 +187,10 @@ def test_deterministic_proposals_are_means() -> None:
     world = built(deterministic=True, updates=20)
     model = world.fit(log(), KEY)
     steps = log(5).transitions
-    mean, deviation = world.predict(model, steps.observation, steps.action)
-    observations, rewards = map(np.asarray, world.propose(model, steps.observation, steps.action, KEY))
+    mean, deviation = world.dynamics.predict(model, steps.observation, steps.action)
+    observations, rewards = map(
+        np.asarray, world.dynamics.propose(model, steps.observation, steps.action, KEY)
+    )
     assert not np.asarray(deviation).any() and model.bounds == {}
     np.testing.assert_array_equal(np.concatenate([observations, rewards[..., None]], -1), mean)
 
@@ -199,8 +198,8 @@ def test_deterministic_proposals_are_means() -> None:
 def test_proposals_have_the_predicted_moments(fitted: tuple[ensemble.Ensemble, ensemble.Model]) -> None:
     world, model = fitted
     steps = jax.tree.map(lambda x: x[0], log(1).transitions)
-    mean, deviation = world.predict(model, steps.observation, steps.action)
-    draw = jax.jit(jax.vmap(lambda key: world.propose(model, steps.observation, steps.action, key)))
+    mean, deviation = world.dynamics.predict(model, steps.observation, steps.action)
+    draw = jax.jit(jax.vmap(lambda key: world.dynamics.propose(model, steps.observation, steps.action, key)))
     observations, rewards = jax.device_get(draw(jax.random.split(KEY, 4000)))  # of one observation
     drawn = np.concatenate([observations, rewards[..., None]], -1)  # [4000, M, O + 1]
     np.testing.assert_allclose(drawn.mean(0), mean, atol=0.03)
@@ -214,8 +213,10 @@ def test_a_step_is_the_proposal_of_one_elite_drawn_for_each_row() -> None:
     world = built(deterministic=True, updates=20)
     model = world.fit(log(), KEY)
     steps = log(300).transitions
-    observations, rewards = map(np.asarray, world.propose(model, steps.observation, steps.action, KEY))
-    observation, reward = map(np.asarray, world.step(model, steps.observation, steps.action, KEY))
+    observations, rewards = map(
+        np.asarray, world.dynamics.propose(model, steps.observation, steps.action, KEY)
+    )
+    observation, reward = map(np.asarray, world.dynamics.step(model, steps.observation, steps.action, KEY))
     chosen = np.asarray([(observation == proposal).all(-1) for proposal in observations])
     assert (chosen.sum(0) == 1).all() and 0.4 < chosen[0].mean() < 0.6
     np.testing.assert_array_equal(reward, np.where(chosen[0], *rewards))
@@ -231,7 +232,7 @@ def test_the_elite_of_a_step_is_drawn_with_a_key_of_its_own(monkeypatch: pytest.
     world = ensemble.make(change(hidden=(4,)), SPEC)
     model = jax.eval_shape(world.init, KEY)
     jax.eval_shape(
-        lambda model, o, a: world.step(model, o, a, KEY), model, np.zeros((5, 2)), np.zeros((5, 1))
+        lambda model, o, a: world.dynamics.step(model, o, a, KEY), model, np.zeros((5, 2)), np.zeros((5, 1))
     )
     assert len({id(key) for key in used}) == len(used) == 2
 
@@ -278,7 +279,7 @@ def test_one_compilation_serves_a_whole_online_run(caplog: pytest.LogCaptureFixt
     held = log(200, seed=1).transitions
 
     def errors(model: ensemble.Model) -> np.ndarray:
-        mean = np.asarray(world.predict(model, held.observation, held.action)[0])
+        mean = np.asarray(world.dynamics.predict(model, held.observation, held.action)[0])
         return np.square(mean.mean(0)[:, :2] - held.next_observation[:, ::-1]).mean(0)
 
     begun, changed, longer, late = map(errors, (early, *later))
@@ -333,8 +334,8 @@ def test_other_statistics_change_no_prediction(
     steps = log(50, seed=2).transitions
     again = jax.jit(network.restandardize)(model, np.float32([0.5, -1, 0.2]), np.float32([3, 0.4, 1]))
     for one, other in zip(
-        world.predict(model, steps.observation, steps.action),
-        world.predict(again, steps.observation, steps.action),
+        world.dynamics.predict(model, steps.observation, steps.action),
+        world.dynamics.predict(again, steps.observation, steps.action),
         strict=True,
     ):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
@@ -367,7 +368,7 @@ def test_a_fit_goes_on_from_the_model_and_its_first_check_is_better_whatever_it_
     assert (np.diff(again.error) >= 0).all() and again.error[0] > 2 * error[2]  # of the new rows
     probe = log(50, seed=2).transitions
     everyone = built(elites=3)
-    before, after = (everyone.predict(m, probe.observation, probe.action)[0] for m in (model, again))
+    before, after = (everyone.dynamics.predict(m, probe.observation, probe.action)[0] for m in (model, again))
     distance = np.abs(np.asarray(before)[:, None] - np.asarray(after)).max((2, 3))
     assert ((distance < 1e-4).sum(0) == 1).all()  # in whatever order they now are
     harmful = ensemble.make(change(learning_rate=0.1, updates=1), SPEC)
@@ -385,7 +386,7 @@ def test_integer_actions_enter_one_hot() -> None:
     dataset = log(action=action, next_action=action, next_observation=moved)
     world = compiled(ensemble.make(change(deterministic=True), Spec((2,), 3, discrete=True)))
     model = world.fit(dataset, KEY)
-    mean = np.asarray(world.predict(model, steps.observation, action)[0])
+    mean = np.asarray(world.dynamics.predict(model, steps.observation, action)[0])
     assert np.square(mean[..., :2] - moved).mean() < 0.05
 
 
@@ -492,7 +493,10 @@ def test_a_constant_observation_stays_finite(constant: float) -> None:
     left = np.array(
         [[0.3, constant], [0.3, constant + 5.0], [0.3, -1e6]], np.float32
     )  # where rollouts may go
-    outputs = world.predict(model, left, left[:, :1]), world.step(model, left, left[:, :1], KEY)
+    outputs = (
+        world.dynamics.predict(model, left, left[:, :1]),
+        world.dynamics.step(model, left, left[:, :1], KEY),
+    )
     assert all(np.isfinite(array).all() for array in jax.tree.leaves(outputs))
     mean = np.asarray(outputs[0][0])[..., [0, 2]]  # what never varied is ignored
     np.testing.assert_array_equal(mean, mean[:, :1].repeat(3, 1))

@@ -132,8 +132,8 @@ def test_worlds_lie_on_a_line(truth: float, pendulum: Path, tmp_path: Path) -> N
     first = jax.tree.map(lambda x: x[0], (world.params(model), model, untrained))
     observation, action = task.dataset.transitions.observation[:5], task.dataset.transitions.action[:5]
     mean = world.dynamics.predict(first[0], observation, action)[0]
-    learned = network.predict(first[1], observation, action)[0]
-    useless = network.predict(first[2], observation, action)[0]
+    learned = network.dynamics.predict(first[1], observation, action)[0]
+    useless = network.dynamics.predict(first[2], observation, action)[0]
     true = np.concatenate(
         [task.dataset.transitions.next_observation[:5], task.dataset.transitions.reward[:5, None]], -1
     )

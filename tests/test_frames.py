@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl.replay import buffers, frames, ring
+from rl import buffers
+from rl.replay import frames, ring
 
 DEPTH, GAMMA = 3, 0.9
 

@@ -11,10 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl import evaluate, fitted_q, keys, mbpo, model_based, online, train
+from rl import buffers, evaluate, fitted_q, keys, mbpo, model_based, online, train
 from rl.agents import bc
 from rl.dynamics import base, ensemble, termination
-from rl.replay import buffers
 from rl.replay.dataset import Dataset
 from rl.types import Learner, Spec, State, Transition
 from rl.values import heads
@@ -172,7 +171,7 @@ def mbpo_run(note: Note, monkeypatch: pytest.MonkeyPatch) -> None:
         model_replay=16,
     )
     run_keys = keys.seeds(jax.random.key(SEED), SEEDS)
-    noted = network._replace(fit=fit, step=advance)
+    noted = network._replace(fit=fit, dynamics=network.dynamics._replace(step=advance))
     rhythm = mbpo.Rhythm(updates=1, period=1, environments=1, learning_starts=10)
     mbpo_loop = mbpo.make(config, learner(note), noted, termination.never, run_keys, rhythm)
     loop = online.loop(mbpo_loop.learner, SPEC, mbpo_loop.replay, run_keys)

@@ -238,7 +238,7 @@ def test_every_method_is_a_setting(method: str) -> None:
     of_agent, of_loop = model_based.METHODS[method]
     network = ensemble.make(ensemble.Config(members=2, elites=2, hidden=(8,), decay=(0.0, 0.0)), plane.SPEC)
     learner = sac(**of_agent | {"critics": min(3, of_agent["critics"])})
-    trained = loop(change(updates=2, **{"real": 0.3} | of_loop), learner, world=base.learned(network))
+    trained = loop(change(updates=2, **{"real": 0.3} | of_loop), learner, world=network.dynamics)
     data = jax.device_put(logged())
     carry, report = jax.jit(trained.epoch)(
         jax.jit(trained.init)(KEY, data), model_based.Inputs(data, network.init(KEY)), KEY
@@ -309,7 +309,7 @@ def rewards() -> Learner:
 def test_identical_members_leave_no_doubt_whatever_the_noise_of_policy_and_model() -> None:
     network, model = members(5, identical=True)
     # 5 members times 4 samples times 12 rows fill whole vectors: what is left over may be rounded differently.
-    penalised = mobile.make(rewards(), lambda o, a: network.predict(model, o, a), 1.0, samples=4)
+    penalised = mobile.make(rewards(), lambda o, a: network.dynamics.predict(model, o, a), 1.0, samples=4)
     batch = marked()
     metrics = jax.jit(lambda: penalised.update(penalised.init(KEY, batch), batch, KEY)[1])()
     assert metrics["uncertainty"] == 0
@@ -321,7 +321,7 @@ def test_mobile_doubts_model_rows_wherever_they_stand_by_brute_force() -> None:
     """One member and sample at a time; in a weighted update the same."""
     network, model = members(3)
     learner = rewards()
-    penalised = mobile.make(learner, lambda o, a: network.predict(model, o, a), 0.5, samples=4)
+    penalised = mobile.make(learner, lambda o, a: network.dynamics.predict(model, o, a), 0.5, samples=4)
     batch = marked()
     state = jax.device_get(jax.jit(learner.init)(KEY, batch))
     # Target critics that differ from the others tell which of them were asked; these are less flat.
@@ -329,7 +329,9 @@ def test_mobile_doubts_model_rows_wherever_they_stand_by_brute_force() -> None:
     _, metrics = jax.jit(penalised.update)(state, batch, KEY)
     noise_key, action_key = jax.random.split(jax.random.split(KEY)[0])
     noise = np.asarray(jax.random.normal(noise_key, (4, 1, 12, 2)))[:, 0]
-    mean, deviation = map(np.asarray, jax.jit(network.predict)(model, batch.observation, batch.action))
+    mean, deviation = map(
+        np.asarray, jax.jit(network.dynamics.predict)(model, batch.observation, batch.action)
+    )
     slow = state._replace(params={**state.params, "critic": state.target["critic"]})
     explore, critics = jax.jit(learner.explore), jax.jit(learner.critics)
     values = np.zeros((3, 12))
@@ -531,5 +533,5 @@ def test_a_single_logged_episode_is_enough() -> None:
     data = logged(7)._replace(last=np.arange(7) == 6)
     config = ensemble.Config(members=2, elites=2, hidden=(8,), decay=(0.0, 0.0), updates=20)
     network = ensemble.make(config, Spec((2,), 2))
-    carry, [report] = run(loop(world=base.learned(network)), 1, data, network.fit(data, KEY))
+    carry, [report] = run(loop(world=network.dynamics), 1, data, network.fit(data, KEY))
     assert int(carry.buffer.count) == 48 and np.isfinite(report.metrics["rollout_reward"])

@@ -15,11 +15,10 @@ import numpy as np
 import pytest
 
 from experiments import online as script
-from rl import acting, agents, checkpoint, envs, interaction, keys, lifecycle, log, on_device, train
+from rl import acting, agents, buffers, checkpoint, envs, interaction, keys, lifecycle, log, on_device, train
 from rl.envs import functional
 from rl.envs.functional import Outcome, World
 from rl.envs.stream import Stream
-from rl.replay import buffers
 from rl.replay.transform import Transform
 from rl.types import Key, Spec, State
 from rl.values import heads

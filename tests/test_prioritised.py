@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from scipy.special import rel_entr, softmax
 
+from rl import buffers
 from rl.agents import dqn
 from rl.networks.base import Network
-from rl.replay import buffers, prioritised, ring
+from rl.replay import prioritised, ring
 from rl.types import Learner, Spec, State, Transition
 from rl.values import heads
 
@@ -175,6 +176,15 @@ def test_the_loop_draws_by_powers_of_priorities_and_takes_their_bias_out() -> No
     priority, metrics = jax.device_get(run(KEY))
     np.testing.assert_allclose(priority, reward**0.5, rtol=1e-5)
     np.testing.assert_allclose(metrics["least"], metrics["most"], rtol=1e-5)
+
+
+def test_chunks_of_actions_are_refused() -> None:
+    """They were drawn where they are cut, and the learner began with single actions."""
+    learner = Learner(lambda *_: None, lambda *_: None, lambda *_: None, weighted=lambda *_: None)
+    with pytest.raises(
+        ValueError, match="draws single steps, not chunks of 3 actions: keep chunks in uniform"
+    ):
+        buffers.prioritised_memory(learner, buffers.chunked(3, 0.99), 10, 4, 0.5, 0.5)
 
 
 # ---- what an update is worth ---------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import chex
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from rl import train
+from rl.agents import iql
 from rl.replay import dataset as replay
 from rl.replay import ring, source
 from rl.replay.dataset import Dataset
@@ -83,6 +85,17 @@ def test_whole_batches_come_with_the_probability_that_the_schedule_gives() -> No
     chosen = np.asarray(batch.origin[:4, :, 0])
     assert abs(np.corrcoef(chosen[0], chosen[1])[0, 1]) < 0.06  # each update draws anew
     assert len(np.unique(batch.reward[0, :, 0])) > 45  # and what it draws is not the choice again
+
+
+def test_sources_that_are_joined_keep_the_discount_by_which_they_draw() -> None:
+    parts = lambda discount: (ring.row_sampler(4), replay.lambda_sampler(4, 3, discount, 0.5))
+    half = lambda step: jnp.array([0.5, 0.5])
+    for join in (source.concatenated, functools.partial(source.whole_batches, shares=half)):
+        both = join(*parts(0.9))
+        with pytest.raises(ValueError, match=r"draws with discount=0.9, and the agent has discount=0.99"):
+            train.population(lambda config: None, iql.Config(discount=0.99), both, 1)
+        with pytest.raises(ValueError, match=r"different discounts, 0.9, 0.99"):
+            join(*parts(0.9), *parts(0.99))
 
 
 def test_only_one_source_is_read_for_a_whole_batch() -> None:

@@ -101,7 +101,7 @@ def test_penalties_of_model_rows_are_within() -> None:
     observation, action = jnp.full((1, 11), 1e3), jnp.ones((1, 3))
     # However far a member's raw output is, its deviation has the bound that it starts with.
     loud = model._replace(members=jax.tree.map(lambda x: x + 1e3, model.members))
-    doubt = base.aleatoric(*network.predict(loud, observation, action))
+    doubt = base.aleatoric(*network.dynamics.predict(loud, observation, action))
     assert doubt.item() == pytest.approx((LOW - low) * (1 - 0.9) / 0.5, rel=1e-3)
     assert high == HIGH
     assert model_based.target_range(model_based.Config(), 0.9, HOPPER, LOW, HIGH) == (LOW, HIGH)

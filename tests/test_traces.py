@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import rlax
 
-from rl.replay import buffers, frames, ring, traces
+from rl import buffers
 from rl.replay import dataset as replay
+from rl.replay import frames, ring, traces
 from rl.replay.dataset import Dataset
 from rl.types import Transition
 from rl.values import heads

@@ -405,7 +405,7 @@ def test_soft_actor_critic_has_two_values_for_each_critic() -> None:
             "vagrom",
             quadratic,
             {},
-            r"no model loss 'vagrom' \(did you mean 'vagram'\?\): choose one of mle, mse, standardised, vagram",
+            r"model_loss='vagrom': did you mean 'vagram'\? choose one of mle, mse, standardised, vagram",
         ),
         ("taylor", None, {}, "taylor asks a value function and was given none: .* or choose mle or mse"),
         (

@@ -399,9 +399,8 @@ class Arm(NamedTuple):
     learner: Learner
     updates: int
     places: Callable[[State, Batch], Array]  # [B, T], what it says of each token
-    scores: Callable[
-        [np.ndarray], dict[str, float]
-    ]  # of what it says of a program's tokens -> {suffix: score}
+    # of what it says of a program's tokens -> {suffix: score}
+    scores: Callable[[np.ndarray], dict[str, float]]
     learns_from: str = "programs"  # or "human"
 
 

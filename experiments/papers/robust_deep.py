@@ -107,10 +107,10 @@ def prepared(settings: Settings) -> tuple[Dataset, ensemble.Ensemble, ensemble.M
     """The logs and the models of all seeds, stacked [S, ...], and their keys; the same for all variants."""
     logs = [collect(settings, seed) for seed in range(settings.seeds)]
     keys = jax.random.split(jax.random.key(settings.seed), settings.seeds)
-    dynamics = ensemble.make(DYNAMICS, SPEC)
-    models = [dynamics.fit(dataset, key) for dataset, key in zip(logs, keys, strict=True)]
+    network = ensemble.make(DYNAMICS, SPEC)
+    models = [network.fit(dataset, key) for dataset, key in zip(logs, keys, strict=True)]
     stack = lambda trees: jax.tree.map(lambda *x: jnp.stack(x), *trees)
-    return stack(logs), dynamics, stack(models), keys
+    return stack(logs), network, stack(models), keys
 
 
 def describe(settings: Settings, work: studies.Work) -> dict[str, Any]:
@@ -125,8 +125,8 @@ def train_variant(
     settings: Settings, adversary: tuple[str, float] | None, work: studies.Work
 ) -> dict[str, Any]:
     """All seeds of one variant: means of its metrics, and returns [factors, seeds] in every world."""
-    logs, dynamics, models, keys = prepared(settings)
-    state, report = trainer(settings, dynamics, adversary)(logs, models, keys)
+    logs, network, models, keys = prepared(settings)
+    state, report = trainer(settings, network, adversary)(logs, models, keys)
     work.progress(1)
     returns: dict[str, list[np.ndarray]] = {world: [] for world in WORLDS}
     for world, factors in WORLDS.items():
@@ -220,7 +220,7 @@ def _act(state: State, observation: Array) -> Array:
 
 
 def trainer(
-    settings: Settings, dynamics: ensemble.Ensemble, adversary: tuple[str, float] | None
+    settings: Settings, network: ensemble.Ensemble, adversary: tuple[str, float] | None
 ) -> Callable[[Dataset, ensemble.Model, Key], tuple[State, train.Report]]:
     """Trains one variant on every seed's log and model, all stacked [S, ...]."""
 
@@ -228,7 +228,9 @@ def trainer(
         logged, model, key = seed_inputs
         learner = agent()
         if adversary:
-            propose = lambda observation, action, key: dynamics.propose(model, observation, action, key)[0]
+            propose = lambda observation, action, key: network.dynamics.propose(
+                model, observation, action, key
+            )[0]
             ends = termination.inverted_pendulum
             learner = robust.make(learner, propose, *adversary, CONFIG.discount, ends)
         state = learner.init(key, replay.take(logged, jnp.arange(2)))

@@ -55,9 +55,8 @@ class Task(NamedTuple):
     """An environment, and what is run in it."""
 
     env: str
-    reference: tuple[
-        float, float
-    ]  # round returns of random actions and of a good policy; Hopper's are D4RL's
+    # round returns of random actions and of a good policy; Hopper's are D4RL's
+    reference: tuple[float, float]
     distractors: tuple[str, ...]  # of DISTRACTORS
     models: tuple[str, ...]  # of MODELS
 

@@ -78,28 +78,31 @@ from rl.settings import did_you_mean
 from rl.types import Spec, Transition
 
 AGENTS: dict[str, ModuleType] = {
-    "arsq": arsq,
-    "bc": bc,
-    "cql": cql,
-    "cqn": cqn,
-    "crl": crl,
-    "deas": deas,
-    "dqn": dqn,
-    "edac": edac,
-    "fql": fql,
-    "gcbc": gcbc,
-    "gciql": gciql,
-    "gcivl": gcivl,
-    "hecrl": hecrl,
-    "hiql": hiql,
-    "ifql": ifql,
-    "iql": iql,
-    "qrl": qrl,
-    "rebrac": rebrac,
-    "sac": sac,
-    "sac_n": sac_n,
-    "td3": td3,
-    "td3_bc": td3_bc,
+    module.__name__.removeprefix(f"{__name__}."): module
+    for module in (
+        arsq,
+        bc,
+        cql,
+        cqn,
+        crl,
+        deas,
+        dqn,
+        edac,
+        fql,
+        gcbc,
+        gciql,
+        gcivl,
+        hecrl,
+        hiql,
+        ifql,
+        iql,
+        qrl,
+        rebrac,
+        sac,
+        sac_n,
+        td3,
+        td3_bc,
+    )
 }
 
 SETTINGS = {

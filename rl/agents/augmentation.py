@@ -8,10 +8,11 @@ from typing import Any
 import jax
 
 from rl import nest
+from rl.agents import relabel
 from rl.networks.cnn import random_shift
 from rl.networks.layers import Architecture
 from rl.replay.goals import OBSERVATION, GoalBatch
-from rl.types import Array, Key, Learner, Metrics, Spec, State, Transition
+from rl.types import Key, Learner, Spec
 
 
 def augmented(learner: Learner, spec: Spec, architecture: Architecture) -> Learner:
@@ -46,16 +47,4 @@ def augmented(learner: Learner, spec: Spec, architecture: Architecture) -> Learn
             next_observation=shift(batch.next_observation, spec.observation_shape, keys[1]),
         )
 
-    def update(state: State, batch: Transition, key: Key) -> tuple[State, Metrics]:
-        keys = jax.random.split(key)
-        return learner.update(state, shifted(batch, keys[0]), keys[1])
-
-    by_weight = learner.weighted
-    if by_weight is None:
-        return learner._replace(update=update)
-
-    def weighted(state: State, batch: Transition, weight: Array, key: Key) -> tuple[State, Metrics, Array]:
-        keys = jax.random.split(key)
-        return by_weight(state, shifted(batch, keys[0]), weight, keys[1])
-
-    return learner._replace(update=update, weighted=weighted)
+    return relabel.make(learner, lambda state, batch, key: (shifted(batch, key), {}))

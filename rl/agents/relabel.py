@@ -1,4 +1,4 @@
-"""Agents whose batches are changed before each update: other rewards, or other next observations."""
+"""Agents whose batches are changed before each update: other rewards, next observations, or views of images."""
 
 from __future__ import annotations
 

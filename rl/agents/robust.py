@@ -55,7 +55,7 @@ def make(
 
     Args:
       learner: any with a ``value``.
-      propose: draws next states; see `rl.dynamics.ensemble`.
+      propose: draws next states; see `rl.dynamics.base.Dynamics`.
       divergence: a name in `rl.values.robust.REGULARISED`.
       scale: lambda > 0, in units of value: for "tv" nothing more than lambda above the worst proposal counts.
       discount: the learner's gamma.

@@ -24,9 +24,8 @@ from rl.values import losses
 
 CHOICES = ("best", "random")
 AWR_ERRORS = ("squared", "chamfer")
-AT_ONCE = (
-    2048  # candidates that one seed plans with at the same time, so that many environments fit into memory
-)
+# Candidates that one seed plans with at the same time, so that many environments fit into memory.
+AT_ONCE = 2048
 
 
 # ---- proposals ----------------------------------------------------------------------------------------------

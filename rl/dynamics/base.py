@@ -1,8 +1,8 @@
 """What rollouts ask of a world, and worlds made of others: true dynamics, and mixtures.
 
-A learned ensemble answers the same three questions, so that whatever rolls out in one rolls out in any: a perfect
-model is `true`, a model on its way to perfection is `mix`. Rewards are predicted together with next observations;
-whether an episode ends there is the caller's rule (`rl.dynamics.termination`).
+A learned ensemble (`rl.dynamics.ensemble`) answers the same three questions, so that whatever rolls out in one rolls
+out in any: a perfect model is `true`, a model on its way to perfection is `mix`. Rewards are predicted together with
+next observations; whether an episode ends there is the caller's rule (`rl.dynamics.termination`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from rl.dynamics.ensemble import Ensemble
 from rl.types import Array, Key
 
 # (observations [..., O], actions [..., D] or [...] int32) -> next observations [..., O], rewards [...]
@@ -37,11 +36,6 @@ class Mixed(NamedTuple):
     first: Any
     second: Any
     share: Array  # [] of the second, from 0 to 1
-
-
-def learned(ensemble: Ensemble) -> Dynamics:
-    """The world as a fitted ensemble has it; its parameters are the `rl.dynamics.ensemble.Model`."""
-    return Dynamics(ensemble.predict, ensemble.propose, ensemble.step)
 
 
 def true(transit: Transit) -> Dynamics:

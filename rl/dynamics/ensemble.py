@@ -12,27 +12,22 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from rl.dynamics import fit, network
+from rl.dynamics.base import Dynamics
 from rl.dynamics.config import Config, check
 from rl.dynamics.loss import LIKELIHOOD, Loss
 from rl.dynamics.network import Model
-from rl.types import Array, Key, Spec
+from rl.types import Key, Spec
 
 __all__ = ["Config", "Ensemble", "Loss", "Model", "make"]
 
 
 class Ensemble(NamedTuple):
-    """An architecture, as pure functions of a fitted `Model`; ``fit`` alone runs on the host.
-
-    Observations are [..., O] and actions [..., D], or [...] integers. Predictions are those of the elites, [M].
-    """
+    """An architecture; ``fit`` alone runs on the host."""
 
     init: Callable[[Key], Model]  # parameters before fitting
     fit: Callable[..., Model]  # see `make`
-    predict: Callable[[Model, Array, Array], tuple[Array, Array]]  # mean and deviation [M, ..., O + 1]
-    propose: Callable[[Model, Array, Array, Key], tuple[Array, Array]]  # s' [M, ..., O], r [M, ...]
-    step: Callable[
-        [Model, Array, Array, Key], tuple[Array, Array]
-    ]  # as propose, of one random elite each: no [M]
+    # the world as a fitted `Model` has it: answers are those of the elites, [M], and a step is of a random one each
+    dynamics: Dynamics
 
 
 def make(config: Config, spec: Spec, loss: Loss = LIKELIHOOD) -> Ensemble:
@@ -70,9 +65,11 @@ def make(config: Config, spec: Spec, loss: Loss = LIKELIHOOD) -> Ensemble:
     return Ensemble(
         init=functools.partial(network.init, config, spec),
         fit=fit.fitter(config, spec, loss),
-        predict=functools.partial(network.predict, config, spec),
-        propose=functools.partial(network.propose, config, spec),
-        step=functools.partial(network.step, config, spec),
+        dynamics=Dynamics(
+            predict=functools.partial(network.predict, config, spec),
+            propose=functools.partial(network.propose, config, spec),
+            step=functools.partial(network.step, config, spec),
+        ),
     )
 
 

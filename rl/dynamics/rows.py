@@ -37,9 +37,8 @@ class Data(NamedTuple):
     """Rows of a dataset or a ring as a fit reads them. With a leading axis [S] where every key has its own."""
 
     rows: Rows  # [C, ...]
-    order: (
-        Array  # [C] places: held-out rows first, then those to learn from; nothing is read from ``size`` on
-    )
+    # [C] places: held-out rows first, then those to learn from; nothing is read from ``size`` on
+    order: Array
     size: Array  # [] int32, rows that can be learned from
     mean: Array  # [I] of their inputs
     deviation: Array  # [I]; infinite where an input is constant

@@ -6,7 +6,6 @@ part of them: a rollout is cut by its own length.
 
 from __future__ import annotations
 
-import difflib
 import math
 import pathlib
 import re
@@ -16,6 +15,7 @@ import jax.numpy as jnp
 
 from rl.envs import distractors
 from rl.envs.registry import OURS
+from rl.settings import did_you_mean
 from rl.types import Array
 
 Rule = Callable[[Array], Array]  # next observations [..., O] -> [...] bool
@@ -98,10 +98,9 @@ def of(name: str) -> Rule:
             for count in range(len(words), 0, -1):
                 if (task := "".join(words[:count])) in RULES:
                     return RULES[task]
-    near = [] if of_user else difflib.get_close_matches(re.split(r"[^a-z0-9]+", parts[-1])[0], RULES, n=1)
-    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    hint = "" if of_user else did_you_mean(re.split(r"[^a-z0-9]+", parts[-1])[0], RULES)
     raise ValueError(
-        f"no termination rule for {name!r}{hint}: rollouts in a model must know where episodes end; there are rules "
+        f"no termination rule for {name!r}: {hint}rollouts in a model must know where episodes end; there are rules "
         f"for {', '.join(RULES)}"
     )
 

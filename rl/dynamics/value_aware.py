@@ -43,7 +43,6 @@ normalising, is done for each member's own batch.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -54,6 +53,7 @@ from rl import acting
 from rl.dynamics import loss
 from rl.dynamics.loss import Annotate, Cost, Loss, Prediction
 from rl.dynamics.rows import Rows
+from rl.settings import require_choice
 from rl.types import Array, Key, Learner
 
 # (state, observations [..., O]) -> [C, ...], C value functions, each of one row alone
@@ -70,9 +70,8 @@ class Context(NamedTuple):
 
     state: Any  # what `Values` reads
     plain: Any = 0.0  # [] how much plain error is added: 1 in VaGraM's first epoch, 0 after it
-    permutation: Any = (
-        None  # [O] int32, of the loss anisotropic: whose weight each dimension gets; see `permutations`
-    )
+    # [O] int32, of the loss anisotropic: whose weight each dimension gets; see `permutations`
+    permutation: Any = None
 
 
 class Annotation(NamedTuple):
@@ -87,9 +86,7 @@ class Settings:
     """Of all losses that ask a value."""
 
     normalise: bool = True  # divide weights by their mean over a member's batch; VaGraM's code does not
-    clip_quantile: float = (
-        0.95  # gradients of larger norm than this quantile of the batch's get its norm; 1: none
-    )
+    clip_quantile: float = 0.95  # gradients of norms beyond this quantile of the batch's get it; 1: none
     floor: float = 0.0  # how much plain error is always added; normalised weights are 1 on average
     samples: int = 2  # samples of each prediction by a Gaussian ensemble, for `calibrated` and `vaml`
 
@@ -105,10 +102,7 @@ def make(name: str, values: Values | None, settings: Settings = Settings()) -> L
     Raises:
       ValueError: an unknown name, a setting out of range, or no values where they are needed.
     """
-    if name not in LOSSES:
-        near = difflib.get_close_matches(name, LOSSES, n=1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise ValueError(f"there is no model loss {name!r}{hint}: choose one of {', '.join(LOSSES)}")
+    require_choice("model_loss", name, LOSSES)
     _check(name, settings)
     if name in VALUE_FREE:
         return VALUE_FREE[name]

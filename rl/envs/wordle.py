@@ -27,9 +27,8 @@ class Wordle(NamedTuple):
     """The rules for one list of words."""
 
     words: tuple[str, ...]  # [W]
-    feedback: (
-        np.ndarray
-    )  # [W, W] uint8: of guessing row if the word is column; base 3, the first letter highest
+    # [W, W] uint8: of guessing row if the word is column; base 3, the first letter highest
+    feedback: np.ndarray
 
 
 class State(NamedTuple):

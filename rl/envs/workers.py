@@ -42,9 +42,8 @@ class Step(NamedTuple):
     reward: np.ndarray  # [N] float64
     terminated: np.ndarray  # [N] bool
     truncated: np.ndarray  # [N] bool
-    success: (
-        np.ndarray
-    )  # [N] float64, as the environment's info reports it (`rl.envs.make`); NaN where it does not
+    # [N] float64, as the environment's info reports it (`rl.envs.make`); NaN where it does not
+    success: np.ndarray
 
 
 class Vector:

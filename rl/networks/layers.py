@@ -62,9 +62,8 @@ class Architecture:
 
 
 DEFAULT = Architecture()
-OGBENCH = Architecture(
-    "gelu", "glorot", norm_after=True
-)  # of the agents in OGBench's code (Park et al. 2025)
+# Of the agents in OGBench's code (Park et al. 2025).
+OGBENCH = Architecture("gelu", "glorot", norm_after=True)
 
 
 class Start(NamedTuple):

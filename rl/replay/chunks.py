@@ -146,9 +146,8 @@ def value_bounds(
     )
     start, end = np.arange(len(reward)), replay.reach(dataset, length)
     continuation, weights = discount**length, sum(reward_discount**k for k in range(length))
-    tail = (
-        replay.for_ever(reward.mean() * weights, continuation) if discount < 1 else 0.0
-    )  # where a time limit cuts
+    # where a time limit cuts
+    tail = replay.for_ever(reward.mean() * weights, continuation) if discount < 1 else 0.0
     cut = np.isin(end, ends) & (alive[end] > 0)
     whole = (end - start == length - 1).tolist()
     within = lambda k: np.where(start + k <= end, reward[np.minimum(start + k, end)], 0.0)

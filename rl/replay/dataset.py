@@ -30,9 +30,8 @@ class Discounts:
     """
 
     discount: float  # gamma
-    chunk_discount: (
-        float | None
-    )  # of rewards within the steps, where it is another one of the agent's settings
+    # of rewards within the steps, where it is another one of the agent's settings
+    chunk_discount: float | None
 
 
 class Dataset(NamedTuple):

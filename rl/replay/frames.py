@@ -38,7 +38,7 @@ def compress(row: ring.Row, depth: int) -> Row:
     if isinstance(row.observation, Mapping):
         raise ValueError(
             "a replay of video frames keeps the newest of one stack of images, not of the dictionary "
-            f"{', '.join(sorted(row.observation))}: keep whole steps (rl.replay.buffers.steps)"
+            f"{', '.join(sorted(row.observation))}: keep whole steps (rl.buffers.steps)"
         )
     channels, rest = divmod(row.observation.shape[-1], depth)
     if rest:
@@ -50,9 +50,8 @@ def stacks(memory: ring.Ring, slots: Array, depth: int, stride: int = 1) -> Arra
     """Observations [B, H, W, depth * C] at ``slots`` [B]: black before the start of the episode."""
     size = ring.capacity(memory)
     back = (slots[:, None] - stride * jnp.arange(depth)) % size  # the newest first
-    started = (
-        jnp.cumsum(memory.rows.first[back], 1) - memory.rows.first[back]
-    )  # firsts between it and the slot
+    # firsts between it and the slot
+    started = jnp.cumsum(memory.rows.first[back], 1) - memory.rows.first[back]
     frames = jnp.where((started > 0)[..., None, None, None], 0, memory.rows.frame[back])
     stacked = jnp.moveaxis(frames[:, ::-1], 1, -2)
     return stacked.reshape(*stacked.shape[:-2], -1)

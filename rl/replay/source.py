@@ -48,6 +48,21 @@ class Discounted:
         return self.draw(data, key, step)
 
 
+def with_discount_of(sources: Sequence[Source], draw: Source) -> Source:
+    """``draw``, which asks ``sources``: `Discounted` where one of them is.
+
+    Raises:
+      ValueError: they draw by different discounts.
+    """
+    discounts = {source.discount for source in sources if isinstance(source, Discounted)}
+    if len(discounts) > 1:
+        raise ValueError(
+            f"the sources draw by different discounts, {', '.join(f'{x:g}' for x in sorted(discounts))}: give all of "
+            "them that of the agent"
+        )
+    return Discounted(draw, discounts.pop()) if discounts else draw
+
+
 def is_logged(batch: Transition) -> Array:
     """Which rows [...] are logged data (demonstrations): those of origin `LOGGED`, or all where none has an origin."""
     if batch.origin is None:  # of a fixed dataset
@@ -63,7 +78,11 @@ def of_origin(batch: Transition, origin: int) -> Transition:
 
 
 def concatenated(*sources: Source) -> Source:
-    """All rows that ``sources`` draw, in their order; it costs what they cost."""
+    """All rows that ``sources`` draw, in their order; it costs what they cost.
+
+    Raises:
+      ValueError: they draw by different discounts (`Discounted`).
+    """
 
     def draw(data: Any, key: Key, step: Array | int) -> Any:
         _check_data(data, sources)
@@ -71,7 +90,7 @@ def concatenated(*sources: Source) -> Source:
         batches = [_flagged(source(data[i], keys[i], step), i) for i, source in enumerate(sources)]
         return jax.tree.map(lambda *x: jnp.concatenate(x), *batches)
 
-    return draw
+    return with_discount_of(sources, draw)
 
 
 def whole_batches(*sources: Source, shares: Callable[[Array | int], Array]) -> Source:
@@ -84,7 +103,7 @@ def whole_batches(*sources: Source, shares: Callable[[Array | int], Array]) -> S
       shares: step -> [K] the probability of each; their sum is 1.
 
     Raises:
-      ValueError: when a batch is drawn, shares that are not one for each source.
+      ValueError: the sources draw by different discounts; when a batch is drawn, shares that are not one for each.
     """
 
     def draw(data: Any, key: Key, step: Array | int) -> Any:
@@ -101,7 +120,7 @@ def whole_batches(*sources: Source, shares: Callable[[Array | int], Array]) -> S
         ]
         return jax.lax.switch(jax.random.categorical(choice_key, jnp.log(share)), branches)
 
-    return draw
+    return with_discount_of(sources, draw)
 
 
 def _flagged(batch: Any, index: int) -> Any:

@@ -46,9 +46,8 @@ class ValueHead(NamedTuple):
 
     size: int  # K
     value: Callable[[Array], Array]  # outputs [..., K] -> expected value [...]
-    target: Callable[
-        [Array, Array, Array], Array
-    ]  # reward [...], discount [...], next outputs [..., K] -> target
+    # reward [...], discount [...], next outputs [..., K] -> target
+    target: Callable[[Array, Array, Array], Array]
     loss: Callable[[Array, Array], Array]  # outputs [..., K], target -> [...]
     mix: Callable[[Array, Array], Array]  # outputs [..., N, K], weights [..., N] -> outputs [..., K]
     # the arguments of `target` -> [...]: share of the target's mass beyond the support, 0 for heads without one
@@ -66,9 +65,9 @@ class HeadSettings(NamedTuple):
     """The arguments of `make`."""
 
     name: str
-    low: float
-    high: float
-    size: int
+    low: float | None = None
+    high: float | None = None
+    size: int = 101
     start: float | None = None
     kappa: float = 1.0
     sigma_ratio: float = SIGMA_RATIO
@@ -107,35 +106,29 @@ def make(
         )
     ends: tuple[Any, Any] = (low, high)
     makers = {
-        "scalar": lambda: scalar(),
+        "scalar": scalar,
         "two_hot": lambda: two_hot(*ends, size),
         "hl_gauss": lambda: hl_gauss(*ends, size, sigma_ratio),
         "c51": lambda: c51(*ends, size),
         "quantile": lambda: quantile(size, kappa),
     }
     head = makers[name]() if name in makers else _of_ones_own(name, *ends, size)
-    head = head._replace(about=_in_words(name, head.size, low, high, start, kappa, sigma_ratio))
+    settings = HeadSettings(name, low, high, head.size, start, kappa, sigma_ratio)
+    head = head._replace(about=_in_words(settings))
     return head if start is None else starting_at(head, start)
 
 
-def _in_words(
-    name: str,
-    size: int,
-    low: float | None,
-    high: float | None,
-    start: float | None,
-    kappa: float,
-    sigma_ratio: float,
-) -> str:
-    details = [name, f"{size} outputs"]
-    if has_support(name):
-        details.append(f"{low:g} to {high:g}")
-    if name == "quantile":
-        details.append(f"kappa {kappa:g}")
-    if name == "hl_gauss" and sigma_ratio != SIGMA_RATIO:
-        details.append(f"sigma {sigma_ratio:g} bins")
-    if start is not None:
-        details.append(f"starting at {start:g}")
+def _in_words(settings: HeadSettings) -> str:
+    """`ValueHead.about`."""
+    details = [settings.name, f"{settings.size} outputs"]
+    if has_support(settings.name):
+        details.append(f"{settings.low:g} to {settings.high:g}")
+    if settings.name == "quantile":
+        details.append(f"kappa {settings.kappa:g}")
+    if settings.name == "hl_gauss" and settings.sigma_ratio != SIGMA_RATIO:
+        details.append(f"sigma {settings.sigma_ratio:g} bins")
+    if settings.start is not None:
+        details.append(f"starting at {settings.start:g}")
     return ", ".join(details)
 
 

@@ -45,10 +45,9 @@ class Replay(NamedTuple):
     join: Callable[[Any, Any], Any]  # rows, priorities -> memory
     learn: Callable[[int], Learn]  # how many updates -> these updates
     axes: Any  # of the memory over seeds
+    view: View  # of the steps
     # memory, lengths [N] -> memory: this many of the newest rows of each environment are demonstrations from now on
     relabel: Callable[[Any, Array], Any] | None = None
-    chunk: int = 1  # actions in each transition (`chunked`)
-    environments: int = 1  # whose rows come in turn, as of the view
 
 
 def steps(n: int = 1, discount: float | None = None, environments: int = 1, td_lambda: float = 1.0) -> View:
@@ -160,7 +159,11 @@ def uniform(learner: Learner, view: View, capacity: int, batch_size: int, *, log
       capacity: steps that are kept.
       batch_size: transitions in each update.
       logged: how many of them, the first ones, are drawn from logged data instead, uniformly too.
+
+    Raises:
+      ValueError: ``logged`` is negative, or more than ``batch_size``.
     """
+    _check_logged(logged, batch_size)
 
     def newest(memory: ring.Ring, key: Key, step: Array | int) -> Transition:
         del step
@@ -168,9 +171,9 @@ def uniform(learner: Learner, view: View, capacity: int, batch_size: int, *, log
         return source.of_origin(batch, source.ONLINE)
 
     if not logged:
-        return _read_only(learner, view, capacity, ring, newest, lambda log, rows: rows)
+        return _without_priorities(learner, view, capacity, ring, newest, lambda log, rows: rows)
     sample = source.concatenated(view.logged(logged), newest)
-    return _read_only(learner, view, capacity, ring, sample, lambda log, rows: (log, rows))
+    return _without_priorities(learner, view, capacity, ring, sample, lambda log, rows: (log, rows))
 
 
 def relabelling(learner: Learner, view: View, capacity: int, batch_size: int, *, logged: int = 0) -> Replay:
@@ -184,8 +187,9 @@ def relabelling(learner: Learner, view: View, capacity: int, batch_size: int, *,
       learner, view, capacity, batch_size, logged: as in `uniform`.
 
     Raises:
-      ValueError: the view is one of video frames, or of chunks.
+      ValueError: the view is one of video frames, or of chunks; or ``logged`` is as `uniform` refuses it.
     """
+    _check_logged(logged, batch_size)
     if view.chunk > 1:
         raise ValueError("demonstrations that join are drawn as single steps, not in chunks of actions")
     if view.lookahead:
@@ -210,11 +214,19 @@ def relabelling(learner: Learner, view: View, capacity: int, batch_size: int, *,
 
     sample: source.Source = source.concatenated(demonstrated, newest) if logged else newest
     together = (lambda log, memory: ((log, memory), memory)) if logged else (lambda log, memory: memory)
-    replay = _read_only(learner, view, capacity, demonstrations, sample, together)
+    replay = _without_priorities(learner, view, capacity, demonstrations, sample, together)
     return replay._replace(relabel=demonstrations.mark)
 
 
-def _read_only(
+def _check_logged(logged: int, batch_size: int) -> None:
+    """Raises ValueError if a batch cannot have so many logged rows."""
+    if not 0 <= logged <= batch_size:
+        raise ValueError(
+            f"logged={logged} must lie between 0 and batch_size={batch_size}: it is how many rows of a batch are logged"
+        )
+
+
+def _without_priorities(
     learner: Learner,
     view: View,
     capacity: int,
@@ -237,8 +249,7 @@ def _read_only(
         join=lambda memory, priorities: memory,
         learn=reading_only(learner, sample, together),
         axes=kind.STACKED,
-        chunk=view.chunk,
-        environments=view.environments,
+        view=view,
     )
 
 
@@ -286,6 +297,9 @@ def prioritised_memory(
 
     The priority of a step is how far it was from its target when it was last drawn, as ``learner.weighted`` says.
 
+    Before the first update the memory must hold more than ``view.lookahead`` steps, as while none can be drawn the
+    weights are NaN. Once it is full, all but ``view.lookahead + view.lookback`` of its steps can be drawn.
+
     Args:
       learner: whose updates are made; must know how to make ``weighted`` ones.
       view: of the steps.
@@ -296,8 +310,12 @@ def prioritised_memory(
       correction: beta, how far the bias of these draws is taken out of the updates; 0.5 there.
 
     Raises:
-      ValueError: the learner makes no weighted updates.
+      ValueError: the learner makes no weighted updates, or the view is one of chunks.
     """
+    if view.chunk > 1:
+        raise ValueError(
+            f"prioritised replay draws single steps, not chunks of {view.chunk} actions: keep chunks in uniform"
+        )
     weighted = learner.weighted
     if weighted is None:
         raise ValueError(
@@ -336,5 +354,5 @@ def prioritised_memory(
         join=lambda rows, priorities: prioritised.Memory(rows, *priorities),
         learn=learn,
         axes=prioritised.STACKED,
-        environments=view.environments,
+        view=view,
     )
