@@ -448,6 +448,14 @@ def test_spec_is_inferred():
     assert loaded(dataset, environment=None, source="", choices=9).spec.action_size == 9
 
 
+@pytest.mark.parametrize("choices", [0, 5])
+def test_choices_must_hold_every_logged_action(choices):
+    log = episodes([4]) | {"actions": np.array([0, 5, 1, 1])}
+    dataset = from_steps(**log, source="", discrete=True)
+    with pytest.raises(DataError, match=f"mine: choices={choices}, but .* action 5: give at least 6"):
+        loaded(dataset, environment="Mine-v0", source="mine", choices=choices)
+
+
 def test_a_number_of_actions_that_is_guessed_is_noted():
     log = episodes([4]) | {"actions": np.array([0, 5, 1, 1])}
     dataset = from_steps(**log, source="", discrete=True)

@@ -171,16 +171,29 @@ def loaded(
         choices: the number of discrete actions. Give it whenever it is known: without it the largest action in the log
             is taken to be the last one, and an agent has no output for any above.
         note: what to know before using it.
+
+    Raises:
+        DataError: the log holds an action beyond ``choices``.
     """
     action = dataset.transitions.action
     discrete = action.dtype.kind == "i"
-    size = choices or int(action.max()) + 1 if discrete else action.shape[-1]
-    if discrete and not choices and environment is None:
+    size = _count(action, choices, source) if discrete else action.shape[-1]
+    if discrete and choices is None and environment is None:
         guess = f"{size} actions, as the largest in the log is {size - 1}: if there are more, give choices="
         note = "; ".join(filter(None, (note, guess)))
     shape = nest.map_structure(lambda x: x.shape[1:], dataset.transitions.observation)
     spec = Spec(shape, size, discrete)
     return Loaded(dataset, spec, environment, reference, digest(dataset), source, note)
+
+
+def _count(actions: np.ndarray, choices: int | None, source: str) -> int:
+    """The number of discrete actions: ``choices``, if that is known."""
+    largest = int(actions.max())
+    if choices is not None and choices <= largest:
+        raise DataError(
+            f"{source}: choices={choices}, but the log holds action {largest}: give at least {largest + 1}"
+        )
+    return largest + 1 if choices is None else choices
 
 
 def digest(dataset: Any) -> str:
