@@ -338,7 +338,7 @@ def changed_code(place: Path, code: Mapping[str, str]) -> str:
 def begin(run: lifecycle.Run, tree: Mapping[str, Any]) -> lifecycle.Start:
     """`rl.lifecycle.begin`, which also refuses a run of other code of one's own (`user_code`).
 
-    Its message says more where the schedule of a learning rate has another length.
+    Its message says more where nothing but the schedule of a learning rate has another length.
     """
     changed = "" if run.overwrite else changed_code(run.folder, run.about.get("code", {}))
     if lifecycle.any_process(bool(changed)):
@@ -349,7 +349,7 @@ def begin(run: lifecycle.Run, tree: Mapping[str, Any]) -> lifecycle.Start:
     try:
         return lifecycle.begin(run, tree)
     except checkpoint.CheckpointError as error:
-        if ".decay_updates: " not in str(error):
+        if not error.differences or not all(".decay_updates: " in line for line in error.differences):
             raise
         newest = checkpoint.steps(run.folder / lifecycle.CHECKPOINTS)[0]
         if newest > run.total:

@@ -46,6 +46,8 @@ _REMEDY = "Choose another --workdir (folder=), or --overwrite (remove the folder
 class CheckpointError(RuntimeError):
     """A checkpoint that cannot be written, or cannot be used for this run; the message has the remedy."""
 
+    differences: tuple[str, ...] = ()  # all of them, where the checkpoint is of another run
+
 
 def save(
     folder: str | os.PathLike[str],
@@ -433,7 +435,9 @@ def _compare(path: Path, record: Mapping[str, Any], wanted: Mapping[str, Any], c
     if wrong:
         more = len(wrong) - _LISTED
         listed = wrong[:_LISTED] + ([f"and {more} more"] if more > 0 else [])
-        raise CheckpointError("\n  ".join([f"{path} is of another run:", *listed]) + f"\n{_REMEDY}")
+        error = CheckpointError("\n  ".join([f"{path} is of another run:", *listed]) + f"\n{_REMEDY}")
+        error.differences = tuple(wrong)
+        raise error
 
 
 def _wait_for_all(name: str) -> None:

@@ -1102,19 +1102,21 @@ def test_another_run_in_the_same_folder_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("epochs", "message"),
+    ("epochs", "agent", "message"),
     [
-        (3, "decay_updates: 20 in the checkpoint, 30 .* a longer run is another one"),
-        (1, "holds a run of 2 epochs, more than --epochs=1: choose another"),
+        (3, "sac", "decay_updates: 20 in the checkpoint, 30 .* a longer run is another one"),
+        (1, "sac", "holds a run of 2 epochs, more than --epochs=1: choose another"),
+        (3, "td3", "agent: 'sac' in the checkpoint, 'td3' .*decay_updates: 20 .*to start again.$"),
+        (1, "td3", "agent: 'sac' in the checkpoint, 'td3' .*decay_updates: 20 .*to start again.$"),
     ],
 )
 def test_a_schedule_of_another_length_is_explained_beyond_offline_runs(
-    epochs: int, message: str, tmp_path: Path
+    epochs: int, agent: str, message: str, tmp_path: Path
 ) -> None:
-    """In an environment, and where lengths are in epochs."""
+    """In an environment, and where lengths are in epochs; not where it is no longer run, but another one."""
 
-    def run(epochs: int) -> lifecycle.Run:
-        chosen = online.Settings(workdir=str(tmp_path), tensorboard=False)
+    def run(epochs: int, agent: str = "sac") -> lifecycle.Run:
+        chosen = online.Settings(workdir=str(tmp_path), tensorboard=False, agent=agent)
         to_the_end = config(policy_optimiser=Adam(schedule="cosine", decay_updates=10 * epochs))
         length: dict[str, Any] = {"unit": "epochs", "per_unit": 10}
         return common.run(chosen, to_the_end, 10 * epochs, task="t", identity=(), card={}, **length)
@@ -1125,7 +1127,7 @@ def test_a_schedule_of_another_length_is_explained_beyond_offline_runs(
     trainer: Any = types.SimpleNamespace(saved=lambda: {"state": np.zeros(2)})
     learner: Any = None  # nothing is learned
     with pytest.raises(checkpoint.CheckpointError, match=f"(?s){message}"):
-        interaction.train(online.Settings(), run(epochs), trainer, learner, Transform())
+        interaction.train(online.Settings(), run(epochs, agent), trainer, learner, Transform())
 
 
 @pytest.mark.parametrize(("script", "flag"), [(offline, "dataset"), (online, "offline_data")])
