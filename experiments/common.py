@@ -379,6 +379,12 @@ def folder(settings: Any, task: str, variant: str = "") -> Path:
     return lifecycle.folder(settings.workdir, task.replace("/", "-"), "-".join(_words(settings, variant)))
 
 
+def runs_below(folder: Path) -> str:
+    """Up to five runs in the folders of a folder, as a message that it is no run goes on; "" if there are none."""
+    below = sorted(str(path.parent) for path in folder.glob(f"*/{lifecycle.CHECKPOINTS}"))
+    return f"; runs below it are {', '.join(below[:5])}" if below else ""
+
+
 def _words(settings: Any, variant: str) -> list[str]:
     return [settings.agent, settings.head, *([variant] if variant else [])]
 
