@@ -199,6 +199,7 @@ def check_agent(settings: Settings, config: Any) -> None:
             f"--agent={settings.agent} learns from rewards and not from goals: run it with python -m "
             f"experiments.offline; agents with goals are {', '.join(agents.GOALS)}"
         )
+    goals.check_probabilities(config.goals, "--agent.")
     checks.has_discount(settings, config, "goals are drawn by discounted distances")
     if common.discount(config) >= 1:
         raise ValueError(

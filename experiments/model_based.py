@@ -207,6 +207,7 @@ def check(settings: Settings, config: Config) -> None:
     require_at_least_one(settings, "seeds", "epochs", "eval_every", prefix="--")
     checks.not_negative(settings, "seed")
     checks.several_episodes(settings)
+    checks.head(settings)
     if common.is_set(settings):
         raise ValueError(
             f"--dataset={settings.dataset}: models of dynamics predict vectors, and not sets of entities: leave "

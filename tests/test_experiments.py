@@ -607,6 +607,11 @@ def test_every_script_has_help(tmp_path: Path) -> None:
             {"head": "c51", "head_low": 5.0, "head_high": -5.0},
             "--head_low=5 and --head_high=-5: the support of --head=c51 needs a --head_low that is below",
         ),
+        (
+            {"head": "c51", "head_low": 5.0, "head_high": -5.0, "dataset": "nowhere"},
+            "--head_low=5 and --head_high=-5: the support",
+        ),
+        ({"head": "quantile", "head_kappa": -1.0}, "--head_kappa=-1 must be above 0"),
         ({"head": "c51", "head_low": 1e9}, r"--head_low=1e\+09 and --head_high=.* \(from the data\): "),
         (
             {"agent": "iql", "updates": 1_000_020, "eval_every": 20},
@@ -1239,7 +1244,11 @@ def test_a_scale_below_0_is_noted(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ("Pendulm-v1", ValueError, "unknown environment 'Pendulm-v1'; the nearest names are Pendulum-v1"),
         ("jax/Pendulm-v1", ValueError, "unknown environment 'jax/Pendulm-v1'"),
-        ("point_mass:PointMess-v0", ValueError, "unknown environment 'point_mass:PointMess-v0'"),
+        (
+            "point_mass:PointMess-v0",
+            ValueError,
+            "point_mass was imported and registers no such id: .*id='PointMess-v0'.*nearest .*PointMass",
+        ),
         ("no_such_module:Mine-v0", ImportError, "--environment=no_such_module:Mine-v0: its module cannot"),
         ("CartPole-v1", ValueError, "environment 'CartPole-v1' does not fit the data"),
     ],
