@@ -336,9 +336,16 @@ def changed_code(place: Path, code: Mapping[str, str]) -> str:
 
 
 def begin(run: lifecycle.Run, tree: Mapping[str, Any]) -> lifecycle.Start:
-    """`rl.lifecycle.begin`, which also refuses a run of other code of one's own (`user_code`).
+    """`rl.lifecycle.begin` after `check`."""
+    check(run)
+    return lifecycle.begin(run, tree)
 
-    Its message says more where nothing but the schedule of a learning rate has another length.
+
+def check(run: lifecycle.Run) -> None:
+    """`rl.lifecycle.check`, to be called before the arrays of a run are made, which takes time.
+
+    It also refuses a run of other code of one's own (`user_code`). Its message says more where nothing but the schedule
+    of a learning rate has another length.
     """
     changed = "" if run.overwrite else changed_code(run.folder, run.about.get("code", {}))
     if lifecycle.any_process(bool(changed)):
@@ -347,7 +354,7 @@ def begin(run: lifecycle.Run, tree: Mapping[str, Any]) -> lifecycle.Start:
             "--workdir, or --overwrite to start again"
         )
     try:
-        return lifecycle.begin(run, tree)
+        lifecycle.check(run)
     except checkpoint.CheckpointError as error:
         if not error.differences or not all(".decay_updates: " in line for line in error.differences):
             raise

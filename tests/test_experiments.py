@@ -1098,9 +1098,14 @@ def test_policy_estimates_choose_the_policy_that_is_selected(
     ],
 )
 def test_another_run_in_the_same_folder_is_refused(
-    changes: dict[str, Any], own: dict[str, Any], difference: str, finished_run: Path
+    changes: dict[str, Any],
+    own: dict[str, Any],
+    difference: str,
+    finished_run: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     before = files(finished_run)
+    monkeypatch.setattr(shard, "place_state", lambda *_: pytest.fail("made before it was refused"))
     with pytest.raises(checkpoint.CheckpointError, match=difference):
         offline.run(settings(finished_run, **changes), config(**own))
     assert files(finished_run) == before
@@ -1129,7 +1134,7 @@ def test_a_schedule_of_another_length_is_explained_beyond_offline_runs(
     earlier = run(2)
     with lifecycle.session(earlier, common.begin(earlier, {"state": np.zeros(2)})) as session:
         session.keep(20, {"state": np.ones(2)})
-    trainer: Any = types.SimpleNamespace(saved=lambda: {"state": np.zeros(2)})
+    trainer: Any = types.SimpleNamespace(saved=lambda: pytest.fail("made before it was refused"))
     learner: Any = None  # nothing is learned
     with pytest.raises(checkpoint.CheckpointError, match=f"(?s){message}"):
         interaction.train(online.Settings(), run(epochs, agent), trainer, learner, Transform())
