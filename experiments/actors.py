@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from absl import app
 
-from experiments import flags
+from experiments import common, flags
 from rl import checkpoint, envs, log
 from rl.data import d4rl
 from rl.data.recipes import behaviour, locomotion
@@ -110,8 +110,10 @@ def read(folder: Path, member: int) -> behaviour.Actors:
     """All snapshots that the run in ``folder`` left after its warm-up, with no returns yet.
 
     Raises:
-      ValueError: it is a run of another script, there are no snapshots, or they are of another kind of network.
+      ValueError: it is no run or one of another script, there are no snapshots, or they are of another kind of network.
     """
+    if not (folder / log.CONFIG).exists():
+        raise ValueError(f"--run={folder} holds no run: there is no {log.CONFIG}{common.runs_below(folder)}")
     config = json.loads((folder / log.CONFIG).read_text())
     recorded = config["config"]["settings"]
     if "learning_starts" not in recorded:

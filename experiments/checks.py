@@ -59,7 +59,11 @@ def number(flag: str, text: str, *words: str) -> float:
 
 
 def head(settings: Any) -> None:
-    """Raises ValueError, naming the flag, on a sigma or a size that the head cannot have."""
+    """Raises ValueError, naming the flag, on a kappa, a sigma, a size or a support that the head cannot have."""
+    if settings.head == "quantile" and not settings.head_kappa > 0:
+        raise ValueError(f"--head_kappa={settings.head_kappa:g} must be above 0")
+    if not (math.isnan(settings.head_low) or math.isnan(settings.head_high)):
+        support(settings, settings.head_low, settings.head_high)
     gaussian = settings.head == "hl_gauss"
     if gaussian and not 0.5 <= settings.head_sigma < math.inf:
         raise ValueError(

@@ -336,9 +336,16 @@ def changed_code(place: Path, code: Mapping[str, str]) -> str:
 
 
 def begin(run: lifecycle.Run, tree: Mapping[str, Any]) -> lifecycle.Start:
-    """`rl.lifecycle.begin`, which also refuses a run of other code of one's own (`user_code`).
+    """`rl.lifecycle.begin` after `check`."""
+    check(run)
+    return lifecycle.begin(run, tree)
 
-    Its message says more where the schedule of a learning rate has another length.
+
+def check(run: lifecycle.Run) -> None:
+    """`rl.lifecycle.check`, to be called before the arrays of a run are made, which takes time.
+
+    It also refuses a run of other code of one's own (`user_code`). Its message says more where nothing but the schedule
+    of a learning rate has another length.
     """
     changed = "" if run.overwrite else changed_code(run.folder, run.about.get("code", {}))
     if lifecycle.any_process(bool(changed)):
@@ -347,9 +354,9 @@ def begin(run: lifecycle.Run, tree: Mapping[str, Any]) -> lifecycle.Start:
             "--workdir, or --overwrite to start again"
         )
     try:
-        return lifecycle.begin(run, tree)
+        lifecycle.check(run)
     except checkpoint.CheckpointError as error:
-        if ".decay_updates: " not in str(error):
+        if not error.differences or not all(".decay_updates: " in line for line in error.differences):
             raise
         newest = checkpoint.steps(run.folder / lifecycle.CHECKPOINTS)[0]
         if newest > run.total:
@@ -377,6 +384,12 @@ def dataset_name(dataset: str) -> str:
 def folder(settings: Any, task: str, variant: str = "") -> Path:
     """The run folder."""
     return lifecycle.folder(settings.workdir, task.replace("/", "-"), "-".join(_words(settings, variant)))
+
+
+def runs_below(folder: Path) -> str:
+    """Up to five runs in the folders of a folder, as a message that it is no run goes on; "" if there are none."""
+    below = sorted(str(path.parent) for path in folder.glob(f"*/{lifecycle.CHECKPOINTS}"))
+    return f"; runs below it are {', '.join(below[:5])}" if below else ""
 
 
 def _words(settings: Any, variant: str) -> list[str]:

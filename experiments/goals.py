@@ -104,6 +104,7 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
     population, run_keys = learners(settings, config, sweep, task, mesh)
     checks.mesh(settings.batch_size, mesh, len(run_keys))
     this = _run(settings, config, sweep, task)
+    common.check(this)
     state = jax.jit(population.init)(run_keys, example(settings, config, task.trajectories))
     start = common.begin(this, {"state": shard.place_state(state, mesh)})
     if start.result is not None:
@@ -199,6 +200,7 @@ def check_agent(settings: Settings, config: Any) -> None:
             f"--agent={settings.agent} learns from rewards and not from goals: run it with python -m "
             f"experiments.offline; agents with goals are {', '.join(agents.GOALS)}"
         )
+    goals.check_probabilities(config.goals, "--agent.")
     checks.has_discount(settings, config, "goals are drawn by discounted distances")
     if common.discount(config) >= 1:
         raise ValueError(

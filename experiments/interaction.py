@@ -159,6 +159,7 @@ def train(
       slow: whether the policies that are exported are the slow ones (`export`).
       whole: whether all networks are exported with them.
     """
+    common.check(run)
     start = common.begin(run, trainer.saved())
     if start.result is not None:
         return start.result

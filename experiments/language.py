@@ -147,6 +147,7 @@ def trained(settings: Settings, config: Any, task: Task, mesh: Mesh) -> tuple[Pa
         card={"digest": data.digest((_dataset(task), task.held_out)), "support": task.support},
         leaves=(RANKED, RANKING, GENERATED, POLICY, CONTROL),
     )
+    common.check(this)
     if task.base is not None:
         task = task._replace(base=shard.place_language(task.base, mesh))
     start = common.begin(this, {"state": _init(settings, config, task, mesh, keys.of(key, "init"))})

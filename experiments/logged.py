@@ -54,6 +54,7 @@ def check(settings: Settings) -> None:
     checks.not_negative(settings, "seed")
     checks.several_episodes(settings, none=True)
     checks.multiple(settings, "updates", "eval_every")
+    checks.head(settings)
 
 
 def floats(sweep: Mapping[str, Any] | None) -> dict[str, list[float]]:

@@ -115,6 +115,7 @@ def run(settings: Settings, config: Config) -> dict[str, Any]:
     learner = sac_n.make(config, task.loaded.spec, task.head)
     run_keys = keys.seeds(jax.random.key(settings.seed), settings.seeds)
     this = _run(settings, config, task)
+    common.check(this)
     of_model = {key: getattr(settings, f"model_{key}") for key in _MODEL}
     network = ensemble.make(ensemble.Config(**of_model), task.loaded.spec)
     where = world(settings, config, network, run_keys, task.loaded.environment)
@@ -207,6 +208,7 @@ def check(settings: Settings, config: Config) -> None:
     require_at_least_one(settings, "seeds", "epochs", "eval_every", prefix="--")
     checks.not_negative(settings, "seed")
     checks.several_episodes(settings)
+    checks.head(settings)
     if common.is_set(settings):
         raise ValueError(
             f"--dataset={settings.dataset}: models of dynamics predict vectors, and not sets of entities: leave "

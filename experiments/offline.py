@@ -96,6 +96,7 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
     world = blank_dynamics(settings, task)
     population, run_keys = learners(settings, config, sweep, task, mesh, world)
     this = _run(settings, config, sweep, task, mesh)
+    common.check(this)
     example = common.source(settings, config, 2)(batches, jax.random.key(0), 0)  # shapes alone
     state = shard.place_state(jax.jit(population.init)(run_keys, example), mesh)
     start = common.begin(this, {"state": state, "dynamics": world})

@@ -159,9 +159,7 @@ def _checkpoint(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     learners = ("state/", "carry/learner/")  # and no replay
     record, arrays = checkpoint.read(folder / lifecycle.CHECKPOINTS, learners) or (None, {})
     if record is None:
-        below = sorted(str(path.parent) for path in folder.glob(f"*/{lifecycle.CHECKPOINTS}"))
-        hint = f"; runs below it are {', '.join(below[:5])}" if below else ""
-        raise ValueError(f"--run={folder}: there is no checkpoint{hint}")
+        raise ValueError(f"--run={folder}: there is no checkpoint{common.runs_below(folder)}")
     card = record["card"]
     if _script(card) is None:
         raise ValueError(

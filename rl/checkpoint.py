@@ -46,6 +46,8 @@ _REMEDY = "Choose another --workdir (folder=), or --overwrite (remove the folder
 class CheckpointError(RuntimeError):
     """A checkpoint that cannot be written, or cannot be used for this run; the message has the remedy."""
 
+    differences: tuple[str, ...] = ()  # all of them, where the checkpoint is of another run
+
 
 def save(
     folder: str | os.PathLike[str],
@@ -133,6 +135,16 @@ def restore(folder: str | os.PathLike[str], like: Any, card: Mapping[str, Any]) 
     _compare(path, record, wanted, json.loads(json.dumps(card)))
     arrays = _read_arrays(path / _ARRAYS, wanted)
     return jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in wanted]), record["step"]
+
+
+def check_card(folder: str | os.PathLike[str], card: Mapping[str, Any]) -> None:
+    """Raises CheckpointError, as `restore` does, if the newest checkpoint is of another card; no arrays are read.
+
+    One whose card is damaged is passed over, as there.
+    """
+    for _, path in _candidates(Path(folder).absolute()):
+        if not isinstance(record := _record(path), str):
+            return _refuse(path, _other_card(record, json.loads(json.dumps(card))))
 
 
 def described(folder: str | os.PathLike[str], step: int) -> dict[str, Any]:
@@ -395,15 +407,23 @@ def _warn_skipped(skipped: list[tuple[Path, str]], instead: str) -> None:
         warnings.warn(f"checkpoint {path} is {fault}; {instead}", stacklevel=4)
 
 
-def _inspect(path: Path) -> dict[str, Any] | str:
-    """The record of a whole checkpoint, or what is wrong with it."""
+def _record(path: Path) -> dict[str, Any] | str:
+    """What the card of a checkpoint says, or what is wrong with it; the other files are not read."""
     try:
-        record = json.loads((path / _CARD).read_text())
+        record: dict[str, Any] = json.loads((path / _CARD).read_text())
     except (OSError, ValueError):
         return "half-written: it has no readable card.json"
     missing = {"step", "card", "leaves", "files"} - set(record if isinstance(record, dict) else ())
     if missing:
         return f"damaged: card.json lacks {', '.join(sorted(missing))}"
+    return record
+
+
+def _inspect(path: Path) -> dict[str, Any] | str:
+    """The record of a whole checkpoint, or what is wrong with it."""
+    record = _record(path)
+    if isinstance(record, str):
+        return record
     for name, (size, crc) in record["files"].items():
         file = path / name
         if not file.is_file():
@@ -426,14 +446,25 @@ def _compare(path: Path, record: Mapping[str, Any], wanted: Mapping[str, Any], c
         warnings.warn(
             f"{path} was saved with other versions, the last bits may differ: {changed}", stacklevel=3
         )
-    theirs = {name: record["card"].get(name) for name in card}
-    wrong = differences(theirs, card) or differences(
+    wrong = _other_card(record, card) or differences(
         record["leaves"], {name: _describe(leaf) for name, leaf in wanted.items()}
     )
+    _refuse(path, wrong)
+
+
+def _other_card(record: Mapping[str, Any], card: Mapping[str, Any]) -> list[str]:
+    """`differences` between what a checkpoint's record has of a card, and that card."""
+    return differences({name: record["card"].get(name) for name in card}, card)
+
+
+def _refuse(path: Path, wrong: list[str]) -> None:
+    """Raises CheckpointError if there are differences."""
     if wrong:
         more = len(wrong) - _LISTED
         listed = wrong[:_LISTED] + ([f"and {more} more"] if more > 0 else [])
-        raise CheckpointError("\n  ".join([f"{path} is of another run:", *listed]) + f"\n{_REMEDY}")
+        error = CheckpointError("\n  ".join([f"{path} is of another run:", *listed]) + f"\n{_REMEDY}")
+        error.differences = tuple(wrong)
+        raise error
 
 
 def _wait_for_all(name: str) -> None:

@@ -102,6 +102,24 @@ def folder(workdir: str, task: str, label: str) -> Path:
     return Path("runs", task, label)
 
 
+def check(run: Run) -> tuple[int, ...]:
+    """Raises what `begin` does by names and cards alone, before there are arrays of the run.
+
+    Returns the steps of the checkpoints that are there.
+    """
+    _check_same(run)
+    other = holder(run.folder) if jax.process_index() == 0 else None
+    if any_process(other is not None):
+        raise _in_use(run.folder, other)
+    there = checkpoint.steps(run.folder / CHECKPOINTS)
+    if not there:
+        _check_folder(run)
+    elif not run.overwrite:
+        checkpoint.check_card(run.folder / CHECKPOINTS, run.card)
+        _check_length(run, there[0])
+    return there
+
+
 def begin(run: Run, tree: Mapping[str, Any]) -> Start:
     """The newest checkpoint in the run's folder, or ``tree`` where there is none or the run overwrites.
 
@@ -118,14 +136,7 @@ def begin(run: Run, tree: Mapping[str, Any]) -> Start:
         something else that the run would replace.
       ValueError: the run there has gone beyond ``run.total``, or the processes of this run are not of the same run.
     """
-    _check_same(run)
-    other = holder(run.folder) if jax.process_index() == 0 else None
-    if any_process(other is not None):
-        raise _in_use(run.folder, other)
-    identity = {**run.card, "versions": versions()}
-    there = checkpoint.steps(run.folder / CHECKPOINTS)
-    if not there:
-        _check_folder(run)
+    there, identity = check(run), {**run.card, "versions": versions()}
     earlier = None
     if not run.overwrite:
         like = {**tree, "seconds": np.zeros(())}
@@ -506,14 +517,20 @@ def draw(run: Run) -> None:
         return
 
 
-def _finished(run: Run, step: int) -> dict[str, Any] | None:
-    """What result.json says; None if the run was stopped just before it was written."""
+def _check_length(run: Run, step: int) -> None:
+    """Raises ValueError if ``step`` is one that the run does not get to."""
     count, total = step // run.per_unit, run.total // run.per_unit
     if count > total:
         raise ValueError(
             f"{run.folder} holds a run of {count} {run.unit}, more than --{run.unit}={total}: choose another "
             "--workdir, or --overwrite to start again"
         )
+
+
+def _finished(run: Run, step: int) -> dict[str, Any] | None:
+    """What result.json says; None if the run was stopped just before it was written."""
+    _check_length(run, step)
+    count = step // run.per_unit
     path = run.folder / log.RESULT
     result = log.read_json(path) if path.exists() else {}
     if result.get(run.unit) != count or len(result.get("variants", [])) != len(run.variants):

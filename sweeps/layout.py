@@ -79,7 +79,16 @@ def define(values: flags.FlagValues = flags.FLAGS) -> None:
 
 
 def from_flags(file: str, overrides: Mapping[str, Any], values: flags.FlagValues) -> Sweep:
-    """`load` with the flags of `define`, over which ``overrides`` win; `with_finished` with --finished."""
+    """`load` with the flags of `define`, over which ``overrides`` win; `with_finished` with --finished.
+
+    Raises ValueError also on flags of a random sweep where the file has none.
+    """
+    given = [f"--{name}" for name in ("count", "seed") if values[name].present]
+    if given and files.read(file)["method"] == "grid":
+        raise ValueError(
+            f"{file}: {', '.join(given)}: only a random sweep draws its runs, and a grid has them all: leave it out; "
+            "run_cap in the file is the most runs"
+        )
     sweep = load(
         file,
         {**files.overrides(values.set), **overrides},
@@ -114,7 +123,10 @@ def load(
     """
     sweep = files.overridden(files.read(file), overrides)
     root = expanded(workdir or f"runs/sweeps/{Path(file).stem}")
-    runs = list(files.combinations(sweep, count, seed))
+    try:
+        runs = list(files.combinations(sweep, count, seed))
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from None
     if not runs:
         raise ValueError(f"{file} asks for no runs: one of its parameters has no values")
     script, metric = scripts.PROGRAMS[sweep["program"]], sweep["metric"]

@@ -100,6 +100,16 @@ def test_a_missing_key_is_named(tmp_path, name):
             "; a log without rewards is for experiments.goals, as .npz: see docs/own_data.md$",
         ),
         ("rewards", "reward", "; 'reward' should be called 'rewards'$"),
+        *(
+            ("terminals", called, f"; '{called}' should be called 'terminals'$")
+            for called in ("terminated", "terminations", "terminal")
+        ),
+        (
+            "terminals",
+            "dones",
+            "; split 'dones' into 'terminals', where .*, and 'timeouts', where it was cut$",
+        ),
+        ("terminals", "ends", "; give 'terminals' of zeros if no episode ended by the task$"),
     ],
 )
 def test_an_array_by_another_name_is_recognised(tmp_path, name, called, hint):

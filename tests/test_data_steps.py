@@ -1,5 +1,7 @@
 """`rl.data.steps`: pairing against a naive walk over episodes, and every way a log can be bad."""
 
+import contextlib
+
 import gymnasium
 import numpy as np
 import pytest
@@ -216,7 +218,9 @@ def test_images_stay_bytes_histories_keep_their_axes_and_other_arrays_become_vec
     assert (observation.dtype, observation.shape) == (np.uint8, (2, 4, 4, 3))
     for shape, seen in (((4, 2), (4, 2)), ((4, 2, 5), (40,))):
         log["observations"] = np.zeros((3, *shape), np.float64)
-        dataset = from_steps(**log, source="log")
+        warned = f"observations are floats of shape .*, and become vectors of {seen[0]} numbers: .* uint8"
+        with pytest.warns(match=warned) if len(seen) == 1 else contextlib.nullcontext():
+            dataset = from_steps(**log, source="log")
         observation = dataset.transitions.observation
         assert (observation.dtype, observation.shape) == (np.float32, (2, *seen))
         assert loaded(dataset, environment=None, source="log").spec.observation_shape == seen
@@ -300,6 +304,7 @@ BAD = {
     "scalar rewards": (replace("rewards", np.float32(0)), r"rewards have shape \(\)"),
     "wide rewards": (replace("rewards", np.zeros((7, 2))), "one number per step"),
     "empty": (replace("observations", np.zeros((0, 2), np.float32)), "the log has no steps"),
+    "no array": (replace("observations", {}), "observations hold no array"),
     "no rows": (replace("observations", np.zeros(7, np.float32)), "one row per step"),
     "text observations": (
         replace("observations", np.full((7, 2), "a")),
@@ -319,6 +324,7 @@ BAD = {
         r"observations\['eye'\]: uint8 of shape \(4, 9, 8\) is an image with its channels first",
     ),
     "text rewards": (replace("rewards", np.full(7, "a")), "rewards are <U1"),
+    "boolean actions": (replace("actions", np.zeros(7, bool)), "actions are bool; save choices as integers"),
     "integer actions": (replace("actions", np.zeros((7, 2), np.int64)), "discrete=True"),
     "NaN observation": (
         set_value("observations", (3, 1), np.nan),
@@ -371,6 +377,7 @@ def test_a_bad_log_is_refused(case):
     ("actions", "message"),
     [
         (np.zeros(7), "must be integers, but they are float64"),
+        (np.zeros(7, bool), "must be integers, but they are bool; save choices as integers"),
         (np.array([0, 1, 2, -1, 0, 0, 0]), "count from 0, but the smallest is -1"),
         (np.zeros((7, 2), int), r"shape \(7, 2\), but one per step"),
         (np.zeros(6, int), r"shape \(6,\), but there are 7"),
@@ -446,6 +453,14 @@ def test_spec_is_inferred():
     dataset = from_steps(**log, source="", discrete=True)
     assert loaded(dataset, environment=None, source="").spec == ((2,), 6, True)
     assert loaded(dataset, environment=None, source="", choices=9).spec.action_size == 9
+
+
+@pytest.mark.parametrize("choices", [0, 5])
+def test_choices_must_hold_every_logged_action(choices):
+    log = episodes([4]) | {"actions": np.array([0, 5, 1, 1])}
+    dataset = from_steps(**log, source="", discrete=True)
+    with pytest.raises(DataError, match=f"mine: choices={choices}, but .* action 5: give at least 6"):
+        loaded(dataset, environment="Mine-v0", source="mine", choices=choices)
 
 
 def test_a_number_of_actions_that_is_guessed_is_noted():

@@ -607,6 +607,11 @@ def test_every_script_has_help(tmp_path: Path) -> None:
             {"head": "c51", "head_low": 5.0, "head_high": -5.0},
             "--head_low=5 and --head_high=-5: the support of --head=c51 needs a --head_low that is below",
         ),
+        (
+            {"head": "c51", "head_low": 5.0, "head_high": -5.0, "dataset": "nowhere"},
+            "--head_low=5 and --head_high=-5: the support",
+        ),
+        ({"head": "quantile", "head_kappa": -1.0}, "--head_kappa=-1 must be above 0"),
         ({"head": "c51", "head_low": 1e9}, r"--head_low=1e\+09 and --head_high=.* \(from the data\): "),
         (
             {"agent": "iql", "updates": 1_000_020, "eval_every": 20},
@@ -1093,28 +1098,35 @@ def test_policy_estimates_choose_the_policy_that_is_selected(
     ],
 )
 def test_another_run_in_the_same_folder_is_refused(
-    changes: dict[str, Any], own: dict[str, Any], difference: str, finished_run: Path
+    changes: dict[str, Any],
+    own: dict[str, Any],
+    difference: str,
+    finished_run: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     before = files(finished_run)
+    monkeypatch.setattr(shard, "place_state", lambda *_: pytest.fail("made before it was refused"))
     with pytest.raises(checkpoint.CheckpointError, match=difference):
         offline.run(settings(finished_run, **changes), config(**own))
     assert files(finished_run) == before
 
 
 @pytest.mark.parametrize(
-    ("epochs", "message"),
+    ("epochs", "agent", "message"),
     [
-        (3, "decay_updates: 20 in the checkpoint, 30 .* a longer run is another one"),
-        (1, "holds a run of 2 epochs, more than --epochs=1: choose another"),
+        (3, "sac", "decay_updates: 20 in the checkpoint, 30 .* a longer run is another one"),
+        (1, "sac", "holds a run of 2 epochs, more than --epochs=1: choose another"),
+        (3, "td3", "agent: 'sac' in the checkpoint, 'td3' .*decay_updates: 20 .*to start again.$"),
+        (1, "td3", "agent: 'sac' in the checkpoint, 'td3' .*decay_updates: 20 .*to start again.$"),
     ],
 )
 def test_a_schedule_of_another_length_is_explained_beyond_offline_runs(
-    epochs: int, message: str, tmp_path: Path
+    epochs: int, agent: str, message: str, tmp_path: Path
 ) -> None:
-    """In an environment, and where lengths are in epochs."""
+    """In an environment, and where lengths are in epochs; not where it is no longer run, but another one."""
 
-    def run(epochs: int) -> lifecycle.Run:
-        chosen = online.Settings(workdir=str(tmp_path), tensorboard=False)
+    def run(epochs: int, agent: str = "sac") -> lifecycle.Run:
+        chosen = online.Settings(workdir=str(tmp_path), tensorboard=False, agent=agent)
         to_the_end = config(policy_optimiser=Adam(schedule="cosine", decay_updates=10 * epochs))
         length: dict[str, Any] = {"unit": "epochs", "per_unit": 10}
         return common.run(chosen, to_the_end, 10 * epochs, task="t", identity=(), card={}, **length)
@@ -1122,10 +1134,10 @@ def test_a_schedule_of_another_length_is_explained_beyond_offline_runs(
     earlier = run(2)
     with lifecycle.session(earlier, common.begin(earlier, {"state": np.zeros(2)})) as session:
         session.keep(20, {"state": np.ones(2)})
-    trainer: Any = types.SimpleNamespace(saved=lambda: {"state": np.zeros(2)})
+    trainer: Any = types.SimpleNamespace(saved=lambda: pytest.fail("made before it was refused"))
     learner: Any = None  # nothing is learned
     with pytest.raises(checkpoint.CheckpointError, match=f"(?s){message}"):
-        interaction.train(online.Settings(), run(epochs), trainer, learner, Transform())
+        interaction.train(online.Settings(), run(epochs, agent), trainer, learner, Transform())
 
 
 @pytest.mark.parametrize(("script", "flag"), [(offline, "dataset"), (online, "offline_data")])
@@ -1237,7 +1249,11 @@ def test_a_scale_below_0_is_noted(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ("Pendulm-v1", ValueError, "unknown environment 'Pendulm-v1'; the nearest names are Pendulum-v1"),
         ("jax/Pendulm-v1", ValueError, "unknown environment 'jax/Pendulm-v1'"),
-        ("point_mass:PointMess-v0", ValueError, "unknown environment 'point_mass:PointMess-v0'"),
+        (
+            "point_mass:PointMess-v0",
+            ValueError,
+            "point_mass was imported and registers no such id: .*id='PointMess-v0'.*nearest .*PointMass",
+        ),
         ("no_such_module:Mine-v0", ImportError, "--environment=no_such_module:Mine-v0: its module cannot"),
         ("CartPole-v1", ValueError, "environment 'CartPole-v1' does not fit the data"),
     ],

@@ -101,6 +101,12 @@ def test_a_folder_without_snapshots(tmp_path: Path) -> None:
         ValueError, match=rf"--run={tmp_path} is no run of experiments\.online or experiments\.mbpo"
     ):
         actors.read(tmp_path, 0)
+    (tmp_path / "below" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(
+        ValueError, match=f"--run={tmp_path} holds no run: .* below it are {tmp_path / 'below'}"
+    ):
+        actors.read(tmp_path, 0)
     with pytest.raises(ValueError, match="--run and --out"):
         actors.run(actors.Settings(run=str(tmp_path)))
 

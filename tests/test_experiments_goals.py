@@ -276,7 +276,7 @@ def test_integer_actions_are_those_of_the_environment(tmp_path: Path) -> None:
             "does not fit the data",
         ),
         ("gcivl", {}, {"discount": 1.0, "goals": EVEN}, "--agent.discount=1.0 must be below 1"),
-        ("gcivl", {}, {"goals": Hindsight(value=Goals(0.5, 0.5, 0.5))}, "goals.value: probabilities"),
+        ("gcivl", {}, {"goals": Hindsight(value=Goals(0.5, 0.5, 0.5))}, "--agent.goals.value: probab"),
         ("hiql", {}, {"goals": Hindsight(subgoal_steps=100)}, "subgoal_steps=100 is longer than every"),
     ],
 )

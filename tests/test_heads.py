@@ -677,7 +677,10 @@ def test_a_head_of_ones_own_is_checked() -> None:
             heads.check(own._replace(**members))
     with pytest.raises(ValueError, match=r"docs\.example_head has no function 'nothing'"):
         heads.make("docs.example_head.nothing")
-    with pytest.raises(ImportError, match=r"No module named 'docs\.no_such_module'"):
+    with pytest.raises(ValueError, match=r"is a module: name its function, docs\.example_head\.FUNCTION"):
+        heads.make("docs.example_head")
+    missing = r"^value head 'docs\.no_such_module\.head': .* No module named 'docs\.no_such_module'"
+    with pytest.raises(ImportError, match=missing):
         heads.make("docs.no_such_module.head")
 
 
@@ -685,7 +688,15 @@ def nothing(low: float, high: float, size: int) -> None:
     """A head whose return was forgotten."""
 
 
+def unbounded(size: int) -> None:
+    """A head that takes its size alone."""
+
+
 def test_what_is_no_head_is_named() -> None:
+    with pytest.raises(
+        ValueError, match=r"^head 'test_heads.unbounded' must be a function \(low, high, size\): too"
+    ):
+        heads.make("test_heads.unbounded", 0.0, 1.0)
     with pytest.raises(ValueError, match=r"^head 'test_heads.nothing': a head must be .*ValueHead, not None"):
         heads.make("test_heads.nothing", 0.0, 1.0)
 

@@ -167,6 +167,12 @@ def test_products_of_merged_axes_are_those_of_the_axes(product: Any) -> None:
     assert len(contracted) == 3 and all("," not in axes for axes in contracted)
 
 
+def test_a_single_width_is_refused() -> None:
+    hidden: Any = 8
+    with pytest.raises(ValueError, match=r"hidden=8 must be a tuple of widths, such as \(256, 256\)"):
+        mlp.state_value(1, hidden).init(jax.random.key(0), jnp.zeros(3))
+
+
 def test_without_hidden_layers_a_network_is_linear() -> None:
     network = mlp.state_value(OUTPUTS, ())
     params = random_params(network, normal(1, OBSERVATION))

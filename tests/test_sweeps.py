@@ -416,6 +416,12 @@ def test_a_parameter_that_cannot_be_drawn_is_named(method: str, parameter: Any, 
         (["--set=eval_episodes=1"], "s.yaml: --eval_episodes=1: give 0 for none or at least 2"),
         (["--set=workdir=runs/x"], "the sweep sets workdir, .*: give --workdir to the runner"),
         (["--set=updates=[1, 2]"], "updates must be of type int"),
+        (
+            ["--set=head=c51", "--set=head_low=5", "--set=head_high=-5"],
+            "s.yaml: --head_low=5 and --head_high=-5",
+        ),
+        (["--count=3"], "s.yaml: --count: only a random sweep draws its runs"),
+        (["--seed=0", "--count=3"], "s.yaml: --count, --seed: only a random sweep"),
         (["--budget=soon"], "--budget=soon is no duration: write 90s, 10m, 2h"),
     ],
 )
@@ -426,6 +432,12 @@ def test_a_mistake_is_found_before_anything_is_trained(
     file = [write(tmp_path / "s.yaml", grid(head=["scalar"]))] if argv else []
     with pytest.raises(ValueError, match=message):
         start(*file, *argv, f"--workdir={tmp_path}")
+
+
+def test_a_parameter_of_no_grid_is_named_with_its_file(tmp_path: Path) -> None:
+    file = write(tmp_path / "s.yaml", {"method": "grid", "parameters": {"x": {"min": 0.0, "max": 1.0}}})
+    with pytest.raises(ValueError, match=f"^{file}: x: a grid needs 'value' or 'values'"):
+        layout.load(file, {})
 
 
 def test_a_baseline_without_what_is_swept_is_sent_to_a_file_of_its_own(tmp_path: Path) -> None:

@@ -25,8 +25,9 @@ _ROUNDING = 1e-6  # of the box's width: how far float arithmetic may carry an ac
 MAX_ACTIONS = 2**16  # discrete actions, as an agent has at least one output for each
 # Ends of episodes that only next observations show, in steps and in per cent of them: with more, a log is not in order.
 _UNMARKED = 10
-# What other libraries call an array that may be absent: without it steps would be paired across resets.
+# What other libraries call an array. Without the last two, which may be absent, steps would be paired across resets.
 _OTHER_NAMES = {
+    "terminals": ("terminated", "terminations", "terminal"),
     "timeouts": ("truncations", "truncation", "truncated", "truncateds", "dones", "done"),
     "next_observations": ("next_obs",),
 }
@@ -81,7 +82,8 @@ def from_steps(
 
     Args:
         observations: images [N, H, W, C] of uint8, kept as they are, or floats, which become float32: histories
-            [N, T, D] where they have three axes, else vectors; or a nested dict of such arrays.
+            [N, T, D] where they have three axes, else vectors (with a warning if they have more axes: they may be
+            images); or a nested dict of such arrays.
         actions: [N, ...] floats, or [N] integers if ``discrete``.
         rewards: [N].
         terminals: [N] bool, or numbers 0 and 1: the episode ended and nothing of value follows.
@@ -106,7 +108,9 @@ def from_steps(
             shuffled steps without them.
     """
     observations = _observations("observations", observations, source)
-    rows = len(nest.leaves(observations)[0])
+    if not (arrays := nest.leaves(observations)):
+        raise DataError(f"{source}: observations hold no array")
+    rows = len(arrays[0])
     for name, array in nest.named("observations", observations).items():
         check_length(name, array.shape, rows, source)
     if discrete:
@@ -171,16 +175,29 @@ def loaded(
         choices: the number of discrete actions. Give it whenever it is known: without it the largest action in the log
             is taken to be the last one, and an agent has no output for any above.
         note: what to know before using it.
+
+    Raises:
+        DataError: the log holds an action beyond ``choices``.
     """
     action = dataset.transitions.action
     discrete = action.dtype.kind == "i"
-    size = choices or int(action.max()) + 1 if discrete else action.shape[-1]
-    if discrete and not choices and environment is None:
+    size = _count(action, choices, source) if discrete else action.shape[-1]
+    if discrete and choices is None and environment is None:
         guess = f"{size} actions, as the largest in the log is {size - 1}: if there are more, give choices="
         note = "; ".join(filter(None, (note, guess)))
     shape = nest.map_structure(lambda x: x.shape[1:], dataset.transitions.observation)
     spec = Spec(shape, size, discrete)
     return Loaded(dataset, spec, environment, reference, digest(dataset), source, note)
+
+
+def _count(actions: np.ndarray, choices: int | None, source: str) -> int:
+    """The number of discrete actions: ``choices``, if that is known."""
+    largest = int(actions.max())
+    if choices is not None and choices <= largest:
+        raise DataError(
+            f"{source}: choices={choices}, but the log holds action {largest}: give at least {largest + 1}"
+        )
+    return largest + 1 if choices is None else choices
 
 
 def digest(dataset: Any) -> str:
@@ -231,10 +248,17 @@ def require(arrays: Mapping[str, Any], names: Iterable[str], source: str) -> Non
     missing = [name for name in names if name not in arrays]
     if not missing:
         return
-    meant = {name: near(name, arrays) for name in missing}
+    meant = {name: _likely(name, arrays) for name in missing}
     hints = [f"{similar[0]!r} should be called {name!r}" for name, similar in meant.items() if similar]
     if "rewards" in missing and not meant["rewards"]:
         hints.append("a log without rewards is for experiments.goals, as .npz: see docs/own_data.md")
+    if "terminals" in missing and not meant["terminals"]:
+        done = next((name for name in ("dones", "done") if name in arrays), None)
+        hints.append(
+            f"split {done!r} into 'terminals', where the task ended the episode, and 'timeouts', where it was cut"
+            if done
+            else "give 'terminals' of zeros if no episode ended by the task"
+        )
     raise DataError(
         f"{source}: no {', '.join(map(repr, missing))}; the file holds {', '.join(sorted(arrays))}"
         + "".join(f"; {hint}" for hint in hints)
@@ -251,11 +275,16 @@ def check_optional(arrays: Iterable[str], names: Iterable[str], source: str) -> 
     """
     there = set(arrays)  # of a file, also links that lead nowhere, which `in` denies
     for name in (name for name in names if name not in there):
-        likely = [other for other in _OTHER_NAMES[name] if other in there] or near(name, there)
-        if likely:
+        if likely := _likely(name, there):
             raise DataError(
                 f"{source}: {likely[0]!r} should be called {name!r}: as it is, it would be ignored"
             )
+
+
+def _likely(name: str, arrays: Iterable[str]) -> list[str]:
+    """Arrays that might be the one called ``name``, the likeliest first."""
+    there = set(arrays)
+    return [other for other in _OTHER_NAMES.get(name, ()) if other in there] or near(name, there)
 
 
 def near(name: str, arrays: Iterable[str]) -> list[str]:
@@ -332,6 +361,12 @@ def _observations(name: str, array: Any, source: str) -> Any:
         return array
     if array.dtype.kind != "f":
         raise DataError(f"{source}: {name} are {array.dtype}; save them as float32 (or uint8 images)")
+    if array.ndim >= 4:
+        warnings.warn(
+            f"{source}: {name} are floats of shape {array.shape}, and become vectors of {shape[0]} numbers: if they "
+            "are images, save them as uint8 [N, H, W, C], from 0 to 255 (networks divide by 255)",
+            stacklevel=3,
+        )
     return _float32(name, array.reshape(len(array), *shape), source)
 
 
@@ -374,7 +409,8 @@ def _choices(actions: np.ndarray, rows: int, choices: range | None, source: str)
     """Discrete actions as [N] int32 from 0; ``choices`` are those of the environment, if known."""
     actions = np.asarray(actions)
     if actions.dtype.kind not in "iu":
-        raise DataError(f"{source}: discrete actions must be integers, but they are {actions.dtype}")
+        remedy = "; save choices as integers" * (actions.dtype == bool)
+        raise DataError(f"{source}: discrete actions must be integers, but they are {actions.dtype}{remedy}")
     check_length("actions", actions.shape, rows, source)
     if actions.size != rows:
         raise DataError(f"{source}: discrete actions have shape {actions.shape}, but one per step is needed")
@@ -401,6 +437,8 @@ def _choices(actions: np.ndarray, rows: int, choices: range | None, source: str)
 def _boxed(actions: np.ndarray, rows: int, low: Any, high: Any, clip: bool, source: str) -> np.ndarray:
     """Continuous actions as [N, D] float32 in [-1, 1]."""
     actions = np.asarray(actions)
+    if actions.dtype == bool:
+        raise DataError(f"{source}: actions are bool; save choices as integers")
     if actions.dtype.kind != "f":
         raise DataError(
             f"{source}: continuous actions must be floats, but they are {actions.dtype}; save them as float32. Integer "

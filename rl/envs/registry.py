@@ -253,14 +253,18 @@ def _register(name: str) -> None:
 
 
 def _nearest(name: str) -> str:
-    names = difflib.get_close_matches(name, gymnasium.registry, n=3)
+    module, _, own = name.rpartition(":")
+    names = difflib.get_close_matches(own, gymnasium.registry, n=3)
     nearest = f"; the nearest names are {', '.join(names)}" if names else ""
-    # Worker processes never run the caller's script, and know nothing that it registered.
-    registered = (
-        f"; if a script or notebook of yours registers it, put that into a module and name it module:{name}, or give "
-        "processes=0"
-    )
-    return nearest + (registered if ":" not in name else "")
+    if not module:
+        # Worker processes never run the caller's script, and know nothing that it registered.
+        return (
+            f"{nearest}; if a script or notebook of yours registers it, put that into a module and name it "
+            f"module:{name}, or give processes=0"
+        )
+    if registered(name):
+        return nearest
+    return f": {module} was imported and registers no such id: call gymnasium.register(id={own!r}, ...) in it{nearest}"
 
 
 def _uniform(env: gymnasium.Env, name: str) -> gymnasium.Env:

@@ -193,6 +193,8 @@ class MLP(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         a = self.architecture
+        if isinstance(self.hidden, int):
+            raise ValueError(f"hidden={self.hidden} must be a tuple of widths, such as (256, 256)")
 
         def dense(x: Array, width: int, last: float | None = None, gain: float = 1.0) -> Array:
             kernel, bias = start(a.initialiser, x.shape[-1], last)

@@ -146,8 +146,7 @@ def sampler(batch_size: int, hindsight: Hindsight, discount: float, success: Suc
       ValueError: probabilities that do not sum to 1, a discount outside (0, 1) with geometric distances, or, when it
         draws, success by a state that the trajectories do not have.
     """
-    _check_probabilities("value", hindsight.value)
-    _check_probabilities("actor", hindsight.actor)
+    check_probabilities(hindsight)
     geometric = hindsight.value.geometric or hindsight.actor.geometric
     if geometric and not 0 < discount < 1:
         raise ValueError(
@@ -247,13 +246,16 @@ def value_bounds(hindsight: Hindsight, discount: float) -> tuple[float, float]:
     return (-forever, 0.0) if hindsight.negative else (0.0, forever)
 
 
-def _check_probabilities(name: str, goals: Goals) -> None:
-    shares = (goals.current, goals.future, goals.random)
-    if min(shares) < 0 or abs(sum(shares) - 1) > 1e-5:
-        raise ValueError(
-            f"goals.{name}: probabilities must be at least 0 and sum to 1, not current={goals.current} + "
-            f"future={goals.future} + random={goals.random} = {sum(shares):g}"
-        )
+def check_probabilities(hindsight: Hindsight, prefix: str = "") -> None:
+    """Raises ValueError, naming the field after the ``prefix``, on probabilities that do not sum to 1."""
+    for name in ("value", "actor"):
+        goals = getattr(hindsight, name)
+        shares = (goals.current, goals.future, goals.random)
+        if min(shares) < 0 or abs(sum(shares) - 1) > 1e-5:
+            raise ValueError(
+                f"{prefix}goals.{name}: probabilities must be at least 0 and sum to 1, not current={goals.current} + "
+                f"future={goals.future} + random={goals.random} = {sum(shares):g}"
+            )
 
 
 def _nearest(hindsight: Hindsight) -> int:

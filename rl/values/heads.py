@@ -15,8 +15,10 @@ included (`check`). All arithmetic is float32 whatever comes in, and shapes must
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import importlib
+import importlib.util
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -150,15 +152,26 @@ def _user_maker(name: str) -> Callable[..., ValueHead]:
         raise ValueError(
             f"unknown value head {name!r}: choose one of {', '.join(NAMES)}, or module.function of your own"
         )
-    maker = getattr(importlib.import_module(module), function, None)
-    if not callable(maker):
-        raise ValueError(f"unknown value head {name!r}: {module} has no function {function!r}")
-    return maker
+    try:
+        maker = getattr(importlib.import_module(module), function, None)
+    except ImportError as error:
+        raise ImportError(f"value head {name!r}: its module cannot be imported: {error}") from error
+    if callable(maker):
+        return maker
+    with contextlib.suppress(ImportError):  # what is no package has no modules
+        if importlib.util.find_spec(name):
+            raise ValueError(f"value head {name!r} is a module: name its function, {name}.FUNCTION")
+    raise ValueError(f"unknown value head {name!r}: {module} has no function {function!r}")
 
 
 def _of_ones_own(name: str, low: Any, high: Any, size: int) -> ValueHead:
     """The checked head of the user's ``module.function``, whose errors begin with its name."""
-    head = _user_maker(name)(low, high, size)
+    maker = _user_maker(name)
+    try:
+        inspect.signature(maker).bind(low, high, size)
+    except TypeError as error:
+        raise ValueError(f"head {name!r} must be a function (low, high, size): {error}") from None
+    head = maker(low, high, size)
     try:
         return check(head)
     except ValueError as error:
