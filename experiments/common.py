@@ -335,12 +335,6 @@ def changed_code(place: Path, code: Mapping[str, str]) -> str:
     return f"{', '.join(changed)} {have} changed since this run began" if changed else ""
 
 
-def begin(run: lifecycle.Run, tree: Mapping[str, Any]) -> lifecycle.Start:
-    """`rl.lifecycle.begin` after `check`."""
-    check(run)
-    return lifecycle.begin(run, tree)
-
-
 def check(run: lifecycle.Run) -> None:
     """`rl.lifecycle.check`, to be called before the arrays of a run are made, which takes time.
 

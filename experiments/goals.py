@@ -106,7 +106,7 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
     this = _run(settings, config, sweep, task)
     common.check(this)
     state = jax.jit(population.init)(run_keys, example(settings, config, task.trajectories))
-    start = common.begin(this, {"state": shard.place_state(state, mesh)})
+    start = lifecycle.begin(this, {"state": shard.place_state(state, mesh)})
     if start.result is not None:
         render(settings, config, sweep, this, task, start.tree["state"], mesh)
         return start.result

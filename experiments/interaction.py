@@ -65,6 +65,7 @@ def check(settings: Settings) -> None:
         settings, "seeds", "steps", "envs", "replay", "batch_size", "eval_every", "save_every", prefix="--"
     )
     checks.not_negative(settings, "seed")
+    checks.head(settings)
     checks.several_episodes(settings)
     if settings.utd <= 0:
         raise ValueError(f"--utd must be positive, not {settings.utd}")
@@ -89,15 +90,12 @@ def check(settings: Settings) -> None:
 
 
 def check_head(settings: Settings, config: Any, spec: Spec) -> None:
-    """Raises ValueError, naming the flags, on a sigma or size that no head has, or a support that is empty or missing.
+    """Raises ValueError, naming the flags, if the head's support is missing.
 
     The message says how far targets reach beyond what rewards give.
     """
-    checks.head(settings)
-    if not heads.has_support(settings.head):
-        return
-    if not (math.isnan(settings.head_low) or math.isnan(settings.head_high)):
-        checks.support(settings, settings.head_low, settings.head_high)
+    given = not (math.isnan(settings.head_low) or math.isnan(settings.head_high))
+    if given or not heads.has_support(settings.head):
         return
     below, above = agents.target_range(settings.agent, config, spec, 0.0, 0.0)
     beyond = f"; beyond what rewards give, targets reach {-below:.4g} lower and {above:.4g} higher by entropy"
@@ -160,7 +158,7 @@ def train(
       whole: whether all networks are exported with them.
     """
     common.check(run)
-    start = common.begin(run, trainer.saved())
+    start = lifecycle.begin(run, trainer.saved())
     if start.result is not None:
         return start.result
     trained = initial() if start.step == 0 else None  # also where the run was stopped before its first step

@@ -150,7 +150,7 @@ def trained(settings: Settings, config: Any, task: Task, mesh: Mesh) -> tuple[Pa
     common.check(this)
     if task.base is not None:
         task = task._replace(base=shard.place_language(task.base, mesh))
-    start = common.begin(this, {"state": _init(settings, config, task, mesh, keys.of(key, "init"))})
+    start = lifecycle.begin(this, {"state": _init(settings, config, task, mesh, keys.of(key, "init"))})
     state = start.tree["state"]
     if start.result is not None:
         return this.folder, _whole(task, state), start.result

@@ -35,7 +35,7 @@ from rl.dynamics.termination import Rule
 from rl.envs.stream import Stream
 from rl.interaction import Trainer
 from rl.replay.transform import Transform
-from rl.settings import require_at_least_one
+from rl.settings import require_at_least_one, require_choice
 from rl.types import Key, Learner, Spec, Transition
 
 IDENTITY = (
@@ -240,6 +240,7 @@ def check(settings: Settings) -> None:
     checks.multiple(settings, "learning_starts", "envs")
     checks.multiple(settings, "retrain_every", "envs")
     require_at_least_one(settings, "model_members", "model_elites", "model_batch_size", prefix="--")
+    require_choice("model_loss", settings.model_loss, value_aware.LOSSES, prefix="--")
     if settings.plain_steps < 0:
         raise ValueError(f"--plain_steps={settings.plain_steps} must not be negative")
     loop = loop_config(settings)

@@ -129,7 +129,7 @@ def run(settings: Settings, config: Config) -> dict[str, Any]:
     dataset = jax.device_put(task.dataset)
     carry = jax.jit(jax.vmap(loop.init, (0, None), model_based.STACKED))(run_keys, dataset)
     unfitted = jax.vmap(network.init)(keys.of(run_keys, "dynamics"))
-    start = common.begin(this, {"carry": carry, "world": where.params(unfitted)})
+    start = lifecycle.begin(this, {"carry": carry, "world": where.params(unfitted)})
     if start.result is not None:
         return start.result
     carry, params = start.tree["carry"], start.tree["world"]

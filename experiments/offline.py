@@ -99,7 +99,7 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
     common.check(this)
     example = common.source(settings, config, 2)(batches, jax.random.key(0), 0)  # shapes alone
     state = shard.place_state(jax.jit(population.init)(run_keys, example), mesh)
-    start = common.begin(this, {"state": state, "dynamics": world})
+    start = lifecycle.begin(this, {"state": state, "dynamics": world})
     if start.result is not None:
         return start.result
     if shard.is_main():

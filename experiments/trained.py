@@ -114,12 +114,8 @@ def load(run: str | Path, environment: str = "") -> Policies:
     if not name:
         raise ValueError(f"--run={run} does not say where it was evaluated: give --environment")
     spec, types = _shown(name)
-    sets = agents.reads_sets(card["agent"])
-    if (
-        trained_in
-        and name != trained_in
-        and not checks.fits(of_run := _shown(trained_in)[0], spec, sets=sets)
-    ):
+    of_run = _shown(trained_in)[0] if trained_in and name != trained_in else spec
+    if not _same(card, of_run, spec):
         raise ValueError(
             f"--environment={name} has {checks.in_words(spec)}; the run was trained in {trained_in}, which has "
             f"{checks.in_words(of_run)}"
@@ -225,6 +221,13 @@ def reference(
 
 
 # ---- its learners -----------------------------------------------------------------------------------------
+
+
+def _same(card: Mapping[str, Any], trained_in: Spec, here: Spec) -> bool:
+    """Whether a run's policies can act here: of agents that read sets, among any number of entities."""
+    return trained_in == here or (
+        agents.reads_sets(card["agent"]) and checks.fits(trained_in, here, sets=True)
+    )
 
 
 def _shown(environment: str) -> tuple[Spec, Any]:

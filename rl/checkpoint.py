@@ -140,11 +140,13 @@ def restore(folder: str | os.PathLike[str], like: Any, card: Mapping[str, Any]) 
 def check_card(folder: str | os.PathLike[str], card: Mapping[str, Any]) -> None:
     """Raises CheckpointError, as `restore` does, if the newest checkpoint is of another card; no arrays are read.
 
-    One whose card is damaged is passed over, as there.
+    One whose card is damaged is passed over, as there. All processes must call it.
     """
-    for _, path in _candidates(Path(folder).absolute()):
-        if not isinstance(record := _record(path), str):
-            return _refuse(path, _other_card(record, json.loads(json.dumps(card))))
+    records = ((path, _record(path)) for _, path in _candidates(Path(folder).absolute()))
+    newest = next(((path, record) for path, record in records if not isinstance(record, str)), None)
+    _agree(folder, -1 if newest is None else newest[1]["step"])
+    if newest is not None:
+        _refuse(newest[0], _other_card(newest[1], json.loads(json.dumps(card))))
 
 
 def described(folder: str | os.PathLike[str], step: int) -> dict[str, Any]:

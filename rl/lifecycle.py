@@ -112,11 +112,14 @@ def check(run: Run) -> tuple[int, ...]:
     if any_process(other is not None):
         raise _in_use(run.folder, other)
     there = checkpoint.steps(run.folder / CHECKPOINTS)
+    if not run.overwrite:
+        checkpoint.check_card(
+            run.folder / CHECKPOINTS, run.card
+        )  # all processes: it may find that they see others
+        if there:
+            _check_length(run, there[0])
     if not there:
         _check_folder(run)
-    elif not run.overwrite:
-        checkpoint.check_card(run.folder / CHECKPOINTS, run.card)
-        _check_length(run, there[0])
     return there
 
 

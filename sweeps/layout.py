@@ -79,16 +79,7 @@ def define(values: flags.FlagValues = flags.FLAGS) -> None:
 
 
 def from_flags(file: str, overrides: Mapping[str, Any], values: flags.FlagValues) -> Sweep:
-    """`load` with the flags of `define`, over which ``overrides`` win; `with_finished` with --finished.
-
-    Raises ValueError also on flags of a random sweep where the file has none.
-    """
-    given = [f"--{name}" for name in ("count", "seed") if values[name].present]
-    if given and files.read(file)["method"] == "grid":
-        raise ValueError(
-            f"{file}: {', '.join(given)}: only a random sweep draws its runs, and a grid has them all: leave it out; "
-            "run_cap in the file is the most runs"
-        )
+    """`load` with the flags of `define`, over which ``overrides`` win; `with_finished` with --finished."""
     sweep = load(
         file,
         {**files.overrides(values.set), **overrides},

@@ -1132,7 +1132,7 @@ def test_a_schedule_of_another_length_is_explained_beyond_offline_runs(
         return common.run(chosen, to_the_end, 10 * epochs, task="t", identity=(), card={}, **length)
 
     earlier = run(2)
-    with lifecycle.session(earlier, common.begin(earlier, {"state": np.zeros(2)})) as session:
+    with lifecycle.session(earlier, lifecycle.begin(earlier, {"state": np.zeros(2)})) as session:
         session.keep(20, {"state": np.ones(2)})
     trainer: Any = types.SimpleNamespace(saved=lambda: pytest.fail("made before it was refused"))
     learner: Any = None  # nothing is learned
@@ -1147,7 +1147,8 @@ def test_a_run_goes_on_with_its_data_in_another_folder(script: Any, flag: str, t
     def begin(path: str, digest: str = "a", **fields: Any) -> tuple[lifecycle.Run, lifecycle.Start]:
         chosen = script.Settings(workdir=str(tmp_path), tensorboard=False, **{flag: path}, **fields)
         run = common.run(chosen, config(), 1, task="t", identity=(flag,), card={"digest": digest})
-        return run, common.begin(run, {"state": np.zeros(2)})
+        common.check(run)
+        return run, lifecycle.begin(run, {"state": np.zeros(2)})
 
     run, start = begin("/old/log.hdf5")
     with lifecycle.session(run, start) as session:
@@ -1185,7 +1186,8 @@ def test_a_run_of_an_edited_agent_of_ones_own_is_refused(
             agent="edited_agent", workdir=str(tmp_path / "run"), tensorboard=False, **fields
         )
         run = common.run(chosen, config(), 2, task="t", identity=(), card={})
-        return run, common.begin(run, {"state": np.zeros(2)})
+        common.check(run)
+        return run, lifecycle.begin(run, {"state": np.zeros(2)})
 
     for name, text in files.items():
         write(name, text)
@@ -1272,7 +1274,8 @@ def test_a_run_that_is_known_by_a_setting_of_earlier_versions_goes_on_with_it(tm
     def begin(**fields: Any) -> tuple[lifecycle.Run, lifecycle.Start]:
         chosen = offline.Settings(workdir=str(tmp_path), tensorboard=False, **fields)
         run = common.run(chosen, config(), 2, task="t", identity=("seeds",), card={})
-        return run, common.begin(run, {"state": np.zeros(2)})
+        common.check(run)
+        return run, lifecycle.begin(run, {"state": np.zeros(2)})
 
     run, start = begin()
     former = dict.fromkeys(common.FORMER, 1)

@@ -458,7 +458,7 @@ def test_a_run_that_ends_by_a_model_is_saved_and_goes_on_to_the_same_bits(
         ({"plain_steps": -1}, "--plain_steps=-1 must not be negative"),
         ({"model_elites": 3}, "--model_elites=3 must be between 1 and members=2"),
         ({"model_patience": 0}, "--model_patience=0 of the dynamics model must be at least 1"),
-        ({"model_loss": "vagran"}, r"model_loss='vagran': did you mean 'vagram'"),
+        ({"model_loss": "vagran"}, r"--model_loss='vagran': did you mean 'vagram'"),
         ({"env": "MountainCarContinuous-v0"}, "no termination rule for 'MountainCarContinuous-v0'"),
         ({"env": "Pendulum-v1+distractors"}, r"\+distractors names no distractors"),
         ({"agent": "bc"}, "--model_loss=vagram asks the agent's critics .* --agent=bc has none"),

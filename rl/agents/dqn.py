@@ -163,6 +163,8 @@ def target_range(config: Config, spec: Spec, low: float, high: float) -> tuple[f
 
     And by the least that Munchausen's rewards lose from this step on.
     """
-    entropy = config.temperature * math.log(spec.action_size) * config.discount
-    lost = config.munchausen * config.munchausen_floor
-    return low + for_ever(lost, config.discount), high + for_ever(entropy, config.discount)
+    if not config.temperature:  # no entropy, and Munchausen's rewards are of soft values
+        return low, high
+    steps = for_ever(1.0, config.discount)
+    high += config.temperature * math.log(spec.action_size) * config.discount * steps
+    return low + (config.munchausen * config.munchausen_floor * steps if config.munchausen else 0.0), high

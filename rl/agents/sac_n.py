@@ -206,6 +206,5 @@ def target_range(config: Config, spec: Spec, low: float, high: float) -> tuple[f
     if not config.backup_entropy:
         return low, high
     aimed = min(_target_entropy(config, spec), 0.0)
-    weight = max(config.initial_alpha, 1.0) * config.discount
-    most = spec.action_size * math.log(2.0)
-    return low + for_ever(aimed * weight, config.discount), high + for_ever(most * weight, config.discount)
+    reach = for_ever(max(config.initial_alpha, 1.0) * config.discount, config.discount)
+    return low + (aimed * reach if aimed else 0.0), high + spec.action_size * math.log(2.0) * reach

@@ -317,7 +317,7 @@ def _read(path: Path) -> dict[str, Any]:
     """The arrays `from_steps` takes, as they are in the file."""
     h5py = _h5py()
     with _open(path) as file:
-        require(file, _REQUIRED, str(path))
+        require(file, _REQUIRED, str(path), {"terminals": _without_terminals(file)})
         check_optional(file, _OPTIONAL, str(path))
         arrays = {name: file[name] for name in (*_REQUIRED, *_OPTIONAL) if name in file}
         for name, array in arrays.items():
@@ -341,6 +341,13 @@ def _open(path: Path) -> Iterator[Any]:
     h5py = _h5py()
     with reading(path, "HDF5"), h5py.File(path, "r") as file:
         yield file
+
+
+def _without_terminals(file: Mapping[str, Any]) -> str:
+    """What to do about a log that has none, and nothing by a name like that."""
+    if done := next((name for name in ("dones", "done") if name in file), None):
+        return f"split {done!r} into 'terminals', where the task ended the episode, and 'timeouts', where it was cut"
+    return "give 'terminals' of zeros if no episode ended by the task"
 
 
 def _check(path: Path) -> None:

@@ -243,8 +243,13 @@ def reference_in(
     )
 
 
-def require(arrays: Mapping[str, Any], names: Iterable[str], source: str) -> None:
-    """Raises a `DataError` that lists what is there, and what might be meant, if one of ``names`` is not."""
+def require(
+    arrays: Mapping[str, Any], names: Iterable[str], source: str, remedies: Mapping[str, str] | None = None
+) -> None:
+    """Raises a `DataError` that lists what is there, and what might be meant, if one of ``names`` is not.
+
+    Where nothing might be meant by a name, its remedy is told, if there is one.
+    """
     missing = [name for name in names if name not in arrays]
     if not missing:
         return
@@ -252,13 +257,7 @@ def require(arrays: Mapping[str, Any], names: Iterable[str], source: str) -> Non
     hints = [f"{similar[0]!r} should be called {name!r}" for name, similar in meant.items() if similar]
     if "rewards" in missing and not meant["rewards"]:
         hints.append("a log without rewards is for experiments.goals, as .npz: see docs/own_data.md")
-    if "terminals" in missing and not meant["terminals"]:
-        done = next((name for name in ("dones", "done") if name in arrays), None)
-        hints.append(
-            f"split {done!r} into 'terminals', where the task ended the episode, and 'timeouts', where it was cut"
-            if done
-            else "give 'terminals' of zeros if no episode ended by the task"
-        )
+    hints += [text for name, text in (remedies or {}).items() if name in missing and not meant[name]]
     raise DataError(
         f"{source}: no {', '.join(map(repr, missing))}; the file holds {', '.join(sorted(arrays))}"
         + "".join(f"; {hint}" for hint in hints)
