@@ -214,7 +214,7 @@ def test_a_policy_of_two_cubes_is_played_among_three_but_not_on_other_scenes(tmp
     """What sets are for: nothing but the number of entities may differ."""
     path = write_ogbench(tmp_path / "cube-double-play-v0.npz", observation=37, action=5)
     network = entity.Shape(width=8, inner=8, heads=1, layers=1)
-    tiny = hecrl.Config(candidates=2, diffusion_steps=2, ids=9, network=network)
+    tiny = hecrl.Config(subgoals="none", ids=9, network=network)
     tiny = dataclasses.replace(tiny, goals=dataclasses.replace(tiny.goals, subgoal_steps=2))
     chosen = settings(
         tmp_path / "run",

@@ -321,6 +321,7 @@ def test_regressed_subgoals_keep_ids_and_may_be_compared_as_sets(monkeypatch: py
         np.testing.assert_allclose(loss, error * np.exp(np.arange(ROWS) / 5), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_updates_of_its_networks_keep_every_shape_and_type() -> None:
     """Of vectors, down to weak types; traced, not compiled."""
     config, spec = hecrl.Config(network=TINY), goals.conditioned_spec(Spec((5,), ACTIONS))

@@ -82,7 +82,7 @@ def rows() -> dict[str, Any]:
         (("identities", "all before", "apart"), np.array([0.0, 0.01]), ["need not be"]),
         (("tabular", study.JOINT, "q"), np.zeros((2, 4)), ["learns the joint Q"]),
         (("tabular", study.INDEPENDENT, "greedy"), np.array([0, 2]), ["independent dimensions acts (0, 0)"]),
-        (("toy", study.JOINT, "error"), np.array([0.7, 0.7]), ["coarse-to-fine (diff"]),
+        (("toy", study.JOINT, "error"), np.array([0.7, 0.7]), ["coarse-to-fine (diff", *["in errors of"] * 2]),
         (("toy", study.FLAT, "early"), np.array([0.5, 0.7]), ["after a quarter"]),
         (("toy", study.FLAT, "error"), np.array([16.0, 15.8]), ["smaller"] * 2),
         (("toy", study.INDEPENDENT, "error"), np.array([0.9, 0.9]), ["independent dimensions, in errors of"]),

@@ -723,6 +723,7 @@ def test_the_stored_online_agents_solve_their_tasks() -> None:
     assert {(x["variant"], x["task"]) for x in cells if x["last"]["mean"] < least[x["task"]]} == set()
 
 
+@pytest.mark.slow
 def test_shorter_runs_take_the_place_of_no_longer_ones(finished: Any, tmp_path: Path) -> None:
     """Neither in a report nor where it stores them: their folders have the same names."""
     file, where, programs = finished
@@ -753,6 +754,7 @@ def test_only_reports_of_boards_go_to_the_stored_results(file: str, folder: str)
     assert report.usual_folder(layout.load(str(ROOT / "sweeps" / file), {}, "")) == Path(folder)
 
 
+@pytest.mark.slow
 def test_a_run_whose_metrics_were_lost_is_stored_and_named(finished: Any, tmp_path: Path) -> None:
     """Its scores are known; means over several evaluations are not."""
     file, where, programs = finished

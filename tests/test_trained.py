@@ -39,6 +39,7 @@ def again(folder: Path, index: int, **changes: Any) -> np.ndarray:
     return trained.scores(trained.load(folder), chosen, index)["return"]
 
 
+@pytest.mark.slow
 def test_an_offline_run_of_a_sweep_in_chunks_acts_again_as_it_did(tmp_path: Path) -> None:
     """With a support, standardised observations, chunks of actions and two variants: all that acting depends on."""
     folder = tmp_path / "run"
@@ -122,6 +123,7 @@ def test_an_offline_run_of_a_sweep_in_chunks_acts_again_as_it_did(tmp_path: Path
         trained.load(folder)
 
 
+@pytest.mark.slow
 def test_estimates_of_a_finished_run_are_those_of_its_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
