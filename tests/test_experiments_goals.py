@@ -233,7 +233,7 @@ def test_a_policy_of_two_cubes_is_played_among_three_but_not_on_other_scenes(tmp
     shapes = jax.eval_shape(population.init, keys, goals.example(chosen, tiny, task.trajectories))
     state = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)  # as of a run
     run = goals._run(chosen, tiny, {}, task)
-    checkpoint.save(run.folder / lifecycle.CHECKPOINTS, 1, {"state": state}, run.card)
+    checkpoint.save(run.folder / lifecycle.CHECKPOINTS, 1, {"state": state}, {**run.about, **run.card})
     policies = trained.load(run.folder, "cube-triple-v0+entities")
     assert policies.spec.observation_shape["observation"] == (4, 15)
 
