@@ -271,12 +271,15 @@ def run(
     numbers = {name: x for name, x in dataclasses.asdict(settings).items() if not isinstance(x, str)}
     options["alike"] = numbers | options.get("alike", {})
     chosen = {name: getattr(settings, name) for name in identity}
+    before = {} if settings.overwrite else _before(place)
     return lifecycle.Run(
         folder=place,
         card={
             "agent": settings.agent,
-            "settings": chosen | given | ({} if settings.overwrite else _kept(place, chosen)),
-            "config": dataclasses.asdict(config),
+            "settings": chosen | given | _kept(before, chosen),
+            "config": _known(
+                dataclasses.asdict(config), dataclasses.asdict(type(config)()), before.get("config")
+            ),
             **card,
         },
         total=total,
@@ -289,15 +292,36 @@ def run(
     )
 
 
-def _kept(place: Path, chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """{setting: value} of what the run in the folder goes on with as it is there, whatever is ``chosen``.
+def _before(place: Path) -> dict[str, Any]:
+    """The card of the run in the folder, as it began; {} where there is none."""
+    if not log.is_config(place / log.CONFIG) or not checkpoint.steps(place / lifecycle.CHECKPOINTS):
+        return {}
+    return log.read_json(place / log.CONFIG)["config"]
+
+
+def _known(chosen: dict[str, Any], usual: dict[str, Any], before: Any) -> dict[str, Any]:
+    """The hyper-parameters ``chosen``, without those that a run ``before`` did not have and that are as ``usual``.
+
+    So a run goes on with a version that has new ones: by default they are as if there were none.
+    """
+    if not isinstance(before, dict):
+        return chosen
+    return {
+        name: _known(value, usual[name], before.get(name))
+        if isinstance(value, dict) and usual.get(name)
+        else value
+        for name, value in chosen.items()
+        if name in before or value != usual[name]
+    }
+
+
+def _kept(card: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """{setting: value} of what a run with this card goes on with as it is there, whatever is ``chosen``.
 
     Data files that it has read under another path: the digest of its card says whether they are the same data. And
     `FORMER` settings.
     """
-    if not log.is_config(place / log.CONFIG) or not checkpoint.steps(place / lifecycle.CHECKPOINTS):
-        return {}
-    before = log.read_json(place / log.CONFIG)["config"].get("settings", {})
+    before = card.get("settings", {})
     moved = [
         name
         for name in ("dataset", "offline_data")

@@ -113,9 +113,8 @@ def check(run: Run) -> tuple[int, ...]:
         raise _in_use(run.folder, other)
     there = checkpoint.steps(run.folder / CHECKPOINTS)
     if not run.overwrite:
-        checkpoint.check_card(
-            run.folder / CHECKPOINTS, run.card
-        )  # all processes: it may find that they see others
+        # By all processes: those that see no checkpoint find that others do.
+        checkpoint.check_card(run.folder / CHECKPOINTS, run.card)
         if there:
             _check_length(run, there[0])
     if not there:

@@ -1269,22 +1269,32 @@ def test_where_to_evaluate_is_checked_before_a_run_is_begun(
 
 
 def test_a_run_that_is_known_by_a_setting_of_earlier_versions_goes_on_with_it(tmp_path: Path) -> None:
-    """Another run, and the same again from its start, is known by what there is now."""
+    """Another run, and the same again from its start, is known by what there is now.
 
-    def begin(**fields: Any) -> tuple[lifecycle.Run, lifecycle.Start]:
+    It goes on without hyper-parameters that it did not have, as long as they have their defaults.
+    """
+
+    def begin(rate: float = 0.005, **fields: Any) -> tuple[lifecycle.Run, lifecycle.Start]:
         chosen = offline.Settings(workdir=str(tmp_path), tensorboard=False, **fields)
-        run = common.run(chosen, config(), 2, task="t", identity=("seeds",), card={})
+        run = common.run(chosen, config(target_rate=rate), 2, task="t", identity=("seeds",), card={})
         common.check(run)
         return run, lifecycle.begin(run, {"state": np.zeros(2)})
 
     run, start = begin()
     former = dict.fromkeys(common.FORMER, 1)
+    assert run.card["config"]["network"].pop("shift") == 0 and run.card["config"].pop("target_rate") == 0.005
     run = run._replace(card={**run.card, "settings": {"seeds": 4, **former}})
     with lifecycle.session(run, start) as session:
         session.keep(1, {"state": np.ones(2)})
+    before = run.card
     run, start = begin()
-    assert start.step == 1 and run.card["settings"] == {"seeds": 4, **former}
-    assert begin(overwrite=True)[0].card["settings"] == {"seeds": 4}
+    assert start.step == 1 and run.card["settings"] == {"seeds": 4, **former} and run.card == before
+    again = begin(overwrite=True)[0].card
+    assert again["settings"] == {"seeds": 4} and again["config"]["target_rate"] == 0.005
+    with pytest.raises(
+        checkpoint.CheckpointError, match=r"config.target_rate: nothing in the checkpoint, 0.1"
+    ):
+        begin(rate=0.1)
     with pytest.raises(checkpoint.CheckpointError, match=r"settings.seeds: 4 in the checkpoint, 5"):
         begin(seeds=5)
 
