@@ -50,59 +50,12 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from rl.agents import (
-    arsq,
-    bc,
-    cql,
-    cqn,
-    crl,
-    deas,
-    dqn,
-    edac,
-    fql,
-    gcbc,
-    gciql,
-    gcivl,
-    hecrl,
-    hiql,
-    ifql,
-    iql,
-    qrl,
-    rebrac,
-    sac,
-    sac_n,
-    td3,
-    td3_bc,
-)
 from rl.settings import did_you_mean
 from rl.types import Spec, Transition
 
+_NAMES = "arsq bc cql cqn crl deas dqn edac fql gcbc gciql gcivl hecrl hiql ifql iql qrl rebrac sac sac_n td3 td3_bc"
 AGENTS: dict[str, ModuleType] = {
-    module.__name__.removeprefix(f"{__name__}."): module
-    for module in (
-        arsq,
-        bc,
-        cql,
-        cqn,
-        crl,
-        deas,
-        dqn,
-        edac,
-        fql,
-        gcbc,
-        gciql,
-        gcivl,
-        hecrl,
-        hiql,
-        ifql,
-        iql,
-        qrl,
-        rebrac,
-        sac,
-        sac_n,
-        td3,
-        td3_bc,
-    )
+    name: importlib.import_module(f"rl.agents.{name}") for name in _NAMES.split()
 }
 
 SETTINGS = {
