@@ -45,10 +45,8 @@ STARTS = np.linspace(95, 105, 11)
 PAPER_START = 99.17022004702574  # the price at which the authors' tests all begin
 SAMPLING = 3.3  # standard errors: 99.9 % of samples are within them
 NO_PRICE = 1e-9  # what the paper's lambda = 0 means
-ASSUMED = {
-    "R2PVI-KL": np.geomspace(1e-3, 1, 31),
-    "R2PVI-chi2": np.geomspace(1e-3, 1, 31),
-}  # lambda is not published
+# Curves of figure 1a whose lambda is not published, and the values that are tried.
+ASSUMED = dict.fromkeys(("R2PVI-KL", "R2PVI-chi2"), np.geomspace(1e-3, 1, 31))
 PRINTED = 1e-3  # by which an emulated value may differ from the published one
 
 
