@@ -277,7 +277,7 @@ def run(
         card={
             "agent": settings.agent,
             "settings": chosen | given | _kept(before, chosen),
-            "config": _known(
+            "config": known(
                 dataclasses.asdict(config), dataclasses.asdict(type(config)()), before.get("config")
             ),
             **card,
@@ -299,7 +299,7 @@ def _before(place: Path) -> dict[str, Any]:
     return log.read_json(place / log.CONFIG)["config"]
 
 
-def _known(chosen: dict[str, Any], usual: dict[str, Any], before: Any) -> dict[str, Any]:
+def known(chosen: dict[str, Any], usual: dict[str, Any], before: Any) -> dict[str, Any]:
     """The hyper-parameters ``chosen``, without those that a run ``before`` did not have and that are as ``usual``.
 
     So a run goes on with a version that has new ones: by default they are as if there were none.
@@ -307,7 +307,7 @@ def _known(chosen: dict[str, Any], usual: dict[str, Any], before: Any) -> dict[s
     if not isinstance(before, dict):
         return chosen
     return {
-        name: _known(value, usual[name], before.get(name))
+        name: known(value, usual[name], before.get(name))
         if isinstance(value, dict) and usual.get(name)
         else value
         for name, value in chosen.items()

@@ -5,7 +5,8 @@
 
 It reads what `sweeps.run` left and trains nothing, so it may be called while that goes on. The flags --set, --workdir,
 --count, --seed and --together must be those of `sweeps.run`: they decide which runs there are. Several files make one
-report, if they have one metric. Runs that differ in nothing but --seed count as seeds of one run.
+report, if they have one metric: runs that differ in nothing but --seed count as seeds of one run, and those that two
+files would call the same have in their names what they differ in.
 
     python -m experiments.report sweeps/boards/locomotion.yaml --store
     python -m experiments.report sweeps/boards/locomotion.yaml --finished=other/machine/finished
@@ -76,7 +77,8 @@ def run(plans: Sequence[Sweep], out: str, baseline: str = "", evaluations: int =
         programs, or of longer ones, in ``out``.
     """
     score = _score(plans)
-    parts = report_runs.shortened([part for plan in plans for part in report_runs.read(plan)])
+    parts = report_runs.told_apart([part for plan in plans for part in report_runs.read(plan)])
+    parts = report_runs.shortened(parts)
     report_runs.check_apart(parts)
     report_runs.check_metric(parts, score, plans)
     of_program: dict[Path, list[Part]] = {}

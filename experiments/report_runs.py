@@ -76,6 +76,28 @@ def read(plan: Sweep) -> Iterator[Part]:
         )
 
 
+def told_apart(parts: Sequence[Part]) -> list[Part]:
+    """The runs of several sweeps, with the settings in which two of one name differ in their names.
+
+    A sweep names its runs by what varies in it, and what is fixed in one may have another value in the next.
+    """
+    cells: dict[tuple[str, str], list[Part]] = {}
+    for part in parts:
+        cells.setdefault((part.variant, part.task), []).append(part)
+    differ: dict[str, set[str]] = {}
+    for (variant, _), (first, *others) in cells.items():
+        flags = {flag for part in others for flag in changed(first, part, SCRIPTS[part.script].length)}
+        differ.setdefault(variant, set()).update(flag.removeprefix("--").split("=", 1)[0] for flag in flags)
+    return [
+        part._replace(
+            variant=_label(
+                part.variant, part.parameters, [x for x in part.parameters if x in differ[part.variant]]
+            )
+        )
+        for part in parts
+    ]
+
+
 def shortened(parts: Sequence[Part]) -> list[Part]:
     """The runs, with files called by their names alone, but for those that lie in several folders under one name."""
     files = {part.task for part in parts if part.task.endswith((".hdf5", ".h5", ".npz", ".jsonl"))}

@@ -338,19 +338,14 @@ def _check_same(
         if name not in before and str(getattr(settings, name)) != str(getattr(usual, name))
     ]
     identity = [name for name in (*before, *new) if hasattr(settings, name)]
-    known = checkpoint.flat(stored.get("config", {}))
-    defaults = checkpoint.flat(dataclasses.asdict(type(config)()))
-    former = [
-        name
-        for name, value in known.items()
-        if value == common.FORMER_DEFAULTS.get(name.split(".")[-1], ...) and name in defaults
-    ]
-    of_agent = {
+    known, defaults = stored.get("config", {}), dataclasses.asdict(type(config)())
+    of_agent = checkpoint.flat(common.known(dataclasses.asdict(config), defaults, known))
+    of_agent |= {
         name: value
-        for name, value in checkpoint.flat(dataclasses.asdict(config)).items()
-        if name in known or value != defaults[name]
+        for name, value in checkpoint.flat(known).items()
+        if value == common.FORMER_DEFAULTS.get(name.split(".")[-1], ...)
+        and of_agent.get(name, ...) == checkpoint.flat(defaults).get(name)
     }
-    of_agent |= {name: known[name] for name in former if of_agent[name] == defaults[name]}
     now = {
         "agent": settings.agent,
         "settings": {name: getattr(settings, name) for name in identity},

@@ -422,23 +422,26 @@ def test_seeds_of_several_runs_are_pooled_and_those_of_one_program_kept_apart(tm
 
 
 @pytest.mark.parametrize(
-    ("changed", "message"),
+    ("changed", "names", "message"),
     [
-        ({"seed": 1}, None),
-        ({"seed": 0}, "with the same seed"),  # the default, which the other file does not write
-        ({"seed": 1, "updates": 40}, "but are no seeds of one run: the second has --updates=40. Report"),
-        ({"seed": 1, "head": "c51", "agent.alpha": 5.0}, "--head=c51 --agent.alpha=5.0"),
-        ({"seed": 1, "eval_every": 20}, "--eval_every=20"),  # whose curves have other steps
+        ({"seed": 1}, ["td3_bc"], None),
+        ({"seed": 0}, ["td3_bc"], "with the same seed"),  # the default, which the other file does not write
+        ({"seed": 1, "updates": 40}, ["td3_bc"], "no seeds of one run: the second has --updates=40. Report"),
+        ({"seed": 1, "head": "c51", "agent.alpha": 5.0}, ["td3_bc", "td3_bc, alpha=5.0, c51"], None),
+        ({"eval_every": 20}, ["td3_bc, eval_every=10", "td3_bc, eval_every=20"], None),
     ],
 )
 def test_runs_of_several_files_are_pooled_only_if_they_differ_in_their_seeds(
-    changed: dict[str, Any], message: str | None, tmp_path: Path
+    changed: dict[str, Any], names: list[str], message: str | None, tmp_path: Path
 ) -> None:
+    """What one file sets and the other leaves at its default is in the name of the first's runs, on every task."""
     plain = {"agent": "td3_bc", "dataset": TASKS[0], "seeds": SEEDS, "updates": 20, "eval_every": 10}
     parts = []
     for values in (plain, plain | changed):
         file = board(tmp_path, parameters={name: {"value": value} for name, value in values.items()})
         parts += report_runs.read(layout.load(file, {}))
+    parts = report_runs.told_apart([*parts, parts[-1]._replace(task="another")])
+    assert [*dict.fromkeys(part.variant for part in parts)] == names
     with pytest.raises(ValueError, match=message) if message else contextlib.nullcontext():
         report_runs.check_apart(parts)
 
