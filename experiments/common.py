@@ -300,19 +300,23 @@ def _before(place: Path) -> dict[str, Any]:
 
 
 def known(chosen: dict[str, Any], usual: dict[str, Any], before: Any) -> dict[str, Any]:
-    """The hyper-parameters ``chosen``, without those that a run ``before`` did not have and that are as ``usual``.
+    """The hyper-parameters ``chosen`` by flags, as a run ``before`` has them where flags leave them as ``usual``.
 
-    So a run goes on with a version that has new ones: by default they are as if there were none.
+    Those that it did not have are left out, and those that it has as they were by default once are as there. So a run
+    goes on with a version that has new ones, or other defaults.
     """
     if not isinstance(before, dict):
         return chosen
-    return {
-        name: known(value, usual[name], before.get(name))
-        if isinstance(value, dict) and usual.get(name)
-        else value
-        for name, value in chosen.items()
-        if name in before or value != usual[name]
-    }
+    of_run = {}
+    for name, value in chosen.items():
+        if isinstance(value, dict) and usual.get(name) and name in before:
+            of_run[name] = known(value, usual[name], before[name])
+        elif value != usual[name]:
+            of_run[name] = value
+        elif name in before:
+            former = before[name] == FORMER_DEFAULTS.get(name, ...)
+            of_run[name] = before[name] if former else value
+    return of_run
 
 
 def _kept(card: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:

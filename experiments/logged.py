@@ -104,9 +104,12 @@ def population(
         batched=mesh.size > 1 or jax.default_backend() != "cpu",
     )
     count = max((len(values) for values in sweep.values()), default=1)
-    # Seed i has the same key in every variant and however many seeds run beside it.
-    seeds = np.tile(np.arange(settings.seeds), count)
-    return runs, keys.seeds(jax.random.key(settings.seed), settings.seeds)[seeds]
+    return runs, run_keys(settings.seed, settings.seeds, count)
+
+
+def run_keys(seed: int, seeds: int, variants: int) -> Key:
+    """[V * S] keys: seed i has the same in every variant, and however many seeds run beside it."""
+    return keys.seeds(jax.random.key(seed), seeds)[np.tile(np.arange(seeds), variants)]
 
 
 def _placed(settings: Settings, data: Any, mesh: jax.sharding.Mesh) -> Any:

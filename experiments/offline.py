@@ -111,7 +111,7 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
         scorer(settings, task, population, len(run_keys), mesh) as score,
         lifecycle.session(this, start) as session,
     ):
-        estimate = estimates(settings, task, population, common.discount(config), len(run_keys), mesh)
+        estimate = estimates(settings, task, population, common.discount(config), run_keys, mesh)
         validate = logged.validator(
             settings,
             held_out,
@@ -360,9 +360,9 @@ def scorer(
 
 
 def estimator(
-    settings: Settings, task: Problem, population: train.Population, discount: float, count: int
+    settings: Settings, task: Problem, population: train.Population, discount: float, run_keys: Key
 ) -> Callable[[State], np.ndarray]:
-    """Fitted Q-evaluation as the flags say: a function of the state [count, ...] -> estimated values [count].
+    """Fitted Q-evaluation as the flags say: a function of the state [V * S, ...] -> estimated values [V * S].
 
     Raises:
       ValueError: observations that are images or dictionaries.
@@ -370,7 +370,7 @@ def estimator(
     fit = fitted_q.Config(discount=discount, updates=settings.policy_estimates)
     estimate = fitted_q.estimator(population.act, task.loaded.spec, task.head, fit)
     dataset = jax.device_put(task.dataset)  # once: each estimate would copy it again
-    fit_keys = keys.of(keys.seeds(jax.random.key(settings.seed), count), "fitted_q")
+    fit_keys = keys.of(run_keys, "fitted_q")
     return lambda state: np.asarray(estimate(state, dataset, fit_keys))
 
 
@@ -379,7 +379,7 @@ def estimates(
     task: Problem,
     population: train.Population,
     discount: float,
-    count: int,
+    run_keys: Key,
     mesh: jax.sharding.Mesh,
 ) -> Callable[[State], dict[str, np.ndarray]]:
     """A function of the state -> {"eval/fitted_q": [S]}, if they are asked for; all hosts call it, one computes."""
@@ -387,7 +387,7 @@ def estimates(
         return lambda state: {}
     if not shard.is_main():
         return logged.on_main(None, mesh)
-    value = estimator(settings, task, population, discount, count)
+    value = estimator(settings, task, population, discount, run_keys)
     return logged.on_main(lambda state: {"eval/fitted_q": value(state)}, mesh)
 
 

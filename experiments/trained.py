@@ -395,7 +395,8 @@ def estimates(settings: Settings) -> dict[str, Any]:
             "name its own by --dataset=FILE or --data_folder=FOLDER"
         )
     several = _population(card, _maker(card, task.loaded.spec))
-    estimate = offline.estimator(of_run, task, several, common.discount(config), _count(card))
+    run_keys = logged.run_keys(of_run.seed, of_run.seeds, len(_labels(card)))
+    estimate = offline.estimator(of_run, task, several, common.discount(config), run_keys)
     like = _like(several, card, task.loaded.spec, np.float32)
     parts = np.split(estimate(common.placed_state(arrays, like)), len(_labels(card)))
     values = [{"fitted_q": {"mean": float(part.mean()), "per_seed": part}} for part in parts]

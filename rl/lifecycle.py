@@ -304,7 +304,7 @@ def session(run: Run, start: Start) -> Iterator[Session]:
     with contextlib.ExitStack() as stack:
         failure = None
         try:
-            stack.enter_context(_alone(run.folder))
+            stack.enter_context(alone(run.folder))
             if run.wandb and run.overwrite and jax.process_index() == 0:
                 log.check_wandb()
         except (InUse, OSError, ImportError, ValueError) as error:
@@ -347,15 +347,24 @@ def _open(run: Run, start: Start) -> Iterator[Session]:
 
 
 @contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Holds the folder for this process; where the file system has no locks, so may others."""
+def alone(folder: Path, lock: str = LOCK) -> Iterator[None]:
+    """Holds the folder for this process; where the file system has no locks, so may others.
+
+    Args:
+      folder: made if missing.
+      lock: the file in it that is locked; `session` locks that of the default.
+
+    Raises:
+      InUse: another process holds it.
+      OSError: nothing can be written there.
+    """
     if jax.process_index() != 0:
         yield
         return
     with contextlib.ExitStack() as stack:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            file = stack.enter_context(open(folder / LOCK, "a+"))
+            file = stack.enter_context(open(folder / lock, "a+"))
         except OSError as error:
             remedy = f"{error.strerror}: choose a --workdir in which files can be written"
             raise OSError(error.errno, remedy, str(folder)) from error
@@ -396,9 +405,9 @@ def _lock(take: Callable[[], None]) -> None:
     take()
 
 
-def holder(folder: Path) -> str | None:
-    """Which process has the folder open; None if none has, or where the file system has no locks."""
-    with contextlib.suppress(OSError), open(folder / LOCK) as file:
+def holder(folder: Path, lock: str = LOCK) -> str | None:
+    """Which process holds the folder (`alone`); None if none does, or where the file system has no locks."""
+    with contextlib.suppress(OSError), open(folder / lock) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -416,22 +416,34 @@ def _wandb_package() -> Iterator[Any]:
 @contextlib.contextmanager
 def _wandb(folder: Path, config: Mapping[str, Any]) -> Iterator[Callable[[int, Mapping[str, float]], None]]:
     saved_id = folder / "wandb_id.txt"
+    known = saved_id.read_text() if saved_id.exists() else None
     with _wandb_package() as wandb:
         run = wandb.init(
             dir=str(folder),
             name=folder.name,
             config=_plain(config),
-            id=saved_id.read_text() if saved_id.exists() else None,
+            id=known,
             resume="allow",
         )
     saved_id.write_text(run.id)
     # wandb's own step may only grow, a resumed run's goes back: it is logged as a value and used as the x axis.
     run.define_metric("step")
     run.define_metric("*", step_metric="step")
+    # What a run logged beyond the checkpoint that it goes on from stays there: those steps are not logged again.
+    logged = folder / "wandb_step.txt"
+    last = int(logged.read_text()) if known and logged.exists() else -1
+
+    def write(step: int, scalars: Mapping[str, float]) -> None:
+        if step > last:
+            run.log({"step": step, **scalars})
+            logged.write_text(str(step))
+
     try:
-        yield lambda step, scalars: run.log({"step": step, **scalars})
-    finally:
-        run.finish()
+        yield write
+    except BaseException:
+        run.finish(exit_code=1)  # shown as failed
+        raise
+    run.finish()
 
 
 def _numbers(name: str, value: Any) -> np.ndarray:

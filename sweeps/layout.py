@@ -26,6 +26,7 @@ from rl.values import heads
 from sweeps import files, scripts
 from sweeps.scripts import SCRIPTS
 
+CLAIM = ".claim"  # locked by the process that prepares or trains the program of the folder
 # Settings of a run that decide nothing that it learns.
 INDIFFERENT = ("overwrite", "tensorboard", "wandb", "eval_processes", "env_processes")
 
@@ -280,7 +281,7 @@ def mark(sweep: Sweep) -> None:
     for place, program in sweep.programs.items():
         if overwrites(program):
             for folder in (place, *single_run_folders(program, place)):
-                if folder.is_dir() and not lifecycle.holder(folder):
+                if folder.is_dir() and not (lifecycle.holder(folder) or lifecycle.holder(folder, CLAIM)):
                     (folder / lifecycle.OVERWRITE).touch()
 
 
@@ -338,14 +339,8 @@ def _check_same(
         if name not in before and str(getattr(settings, name)) != str(getattr(usual, name))
     ]
     identity = [name for name in (*before, *new) if hasattr(settings, name)]
-    known, defaults = stored.get("config", {}), dataclasses.asdict(type(config)())
-    of_agent = checkpoint.flat(common.known(dataclasses.asdict(config), defaults, known))
-    of_agent |= {
-        name: value
-        for name, value in checkpoint.flat(known).items()
-        if value == common.FORMER_DEFAULTS.get(name.split(".")[-1], ...)
-        and of_agent.get(name, ...) == checkpoint.flat(defaults).get(name)
-    }
+    usual_config = dataclasses.asdict(type(config)())
+    of_agent = common.known(dataclasses.asdict(config), usual_config, stored.get("config", {}))
     now = {
         "agent": settings.agent,
         "settings": {name: getattr(settings, name) for name in identity},

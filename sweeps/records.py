@@ -48,13 +48,13 @@ def state(program: Program, place: Path) -> State:
     if layout.finished(program, place):
         return State("done", total, total, log.read_json(place / log.RESULT)["wall_seconds"])
     if (place / lifecycle.OVERWRITE).exists():
-        return State("running" if lifecycle.holder(place) else "waiting", 0, total, 0.0)
+        return State("running" if holder(program, place) else "waiting", 0, total, 0.0)
     if (place / DIVERGED).exists():
         return _state_of_single_runs(program, place, total)
     rows = log.read(place) if (place / log.METRICS).exists() else []
     step = rows[-1]["step"] // (getattr(config, script.per_unit) if script.per_unit else 1) if rows else 0
     seconds = _seconds(place) if rows else 0.0
-    if lifecycle.holder(place):
+    if holder(program, place):
         return State("running", step, total, seconds)
     if (place / FAILED).exists():
         return State("failed", step, total, seconds, log.read_json(place / FAILED)["error"])
@@ -213,10 +213,12 @@ def _error(place: Path, began: float) -> str:
 
 
 def holder(program: Program, place: Path) -> str | None:
-    """Which process has the program's folder open, or one in which a run of it is trained alone."""
-    held = (
-        (folder, lifecycle.holder(folder)) for folder in (place, *layout.single_run_folders(program, place))
+    """Which process prepares or trains the program, or a run of it alone."""
+    locks = (
+        *((folder, lifecycle.LOCK) for folder in (place, *layout.single_run_folders(program, place))),
+        (place, layout.CLAIM),
     )
+    held = ((folder, lifecycle.holder(folder, lock)) for folder, lock in locks)
     return next((f"{folder} is in use by {process}" for folder, process in held if process), None)
 
 

@@ -84,16 +84,14 @@ def attempt(program: Program, place: Path, metric: str) -> list[dict[str, Any]]:
     """
     explained = True
     try:
-        if jax.process_count() == 1:  # several would be in each other's way
-            if held := records.holder(program, place):  # before its data are read
-                raise lifecycle.InUse(held)
-            collect(program)
-            (place / FAILED).unlink(missing_ok=True)
-        rows = execute(program, place, metric)
+        with _claimed(program, place):
+            rows = execute(program, place, metric)
         (place / FAILED).unlink(missing_ok=True)
     except (MetricError, lifecycle.InUse, train.Interrupted):
         raise
-    except (*config_flags.EXPLAINED, RuntimeError) as error:  # of an environment say, or memory that is full
+    except (
+        Exception
+    ) as error:  # of an environment say, memory that is full, or a mistake in an agent of one's own
         if jax.process_count() > 1:  # others may have gone on, and would wait for ever
             raise
         explained = isinstance(error, config_flags.EXPLAINED)
@@ -113,6 +111,23 @@ def attempt(program: Program, place: Path, metric: str) -> list[dict[str, Any]]:
             }
             log.write_json(place / FAILED, failed)
     return rows
+
+
+@contextlib.contextmanager
+def _claimed(program: Program, place: Path) -> Iterator[None]:
+    """Makes the program's data, and keeps other workers from it: data, compiling and models may take hours.
+
+    Processes that train as one start it together, and would be in each other's way.
+    """
+    if jax.process_count() > 1:
+        yield
+        return
+    if held := records.holder(program, place):
+        raise lifecycle.InUse(held)
+    with lifecycle.alone(place, layout.CLAIM):
+        collect(program)
+        (place / FAILED).unlink(missing_ok=True)
+        yield
 
 
 def execute(program: Program, workdir: Path, metric: str) -> list[dict[str, Any]]:

@@ -339,30 +339,33 @@ def test_tensorboard_can_be_left_out(tmp_path: Path):
 
 
 def test_wandb_gets_the_means_and_one_id_for_all_resumptions(tmp_path: Path, monkeypatch):
+    """Every step once, and whether the run was interrupted."""
     calls = []
 
     def init(**arguments):
         calls.append(arguments)
-        record = types.SimpleNamespace(id=arguments["id"] or "abc123", logged=[], finished=False)
+        record = types.SimpleNamespace(id=arguments["id"] or "abc123", logged=[], ended=[])
         record.define_metric = lambda *_, **__: None
         record.log = record.logged.append
-        record.finish = lambda: setattr(record, "finished", True)
+        record.finish = lambda exit_code=0: record.ended.append(exit_code)
         runs.append(record)
         return record
 
     runs = []
     monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
-    for step in (0, 10):
+    for step, written in ((0, (10, 20)), (10, (20, 30))):
         with (
             contextlib.suppress(ZeroDivisionError),
             log.open_run(tmp_path, Config().__dict__, tensorboard=False, wandb=True, resume_step=step) as run,
         ):
-            run.write(10, {"score": np.array([1.0, 2.0])})
-            raise ZeroDivisionError
+            for each in written:
+                run.write(each, {"score": np.array([1.0, 2.0])})
+            1 / step  # the first is interrupted beyond its checkpoint of step 10
     assert [call["id"] for call in calls] == [None, "abc123"]
     assert calls[0]["resume"] == "allow"
     assert calls[0]["config"] == {"expectile": 0.7, "layers": [256, 256], "limit": "Infinity"}
-    assert all(run.logged == [{"step": 10, "score": 1.5}] and run.finished for run in runs)
+    assert [[line["step"] for line in run.logged] for run in runs] == [[10, 20], [30]]
+    assert runs[0].logged[0] == {"step": 10, "score": 1.5} and [run.ended for run in runs] == [[1], [0]]
 
 
 def test_wandb_offline(tmp_path: Path, monkeypatch):

@@ -14,6 +14,8 @@ import signal
 import socket
 import subprocess
 import sys
+import time
+import types
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -535,7 +537,7 @@ def test_a_run_that_diverges_takes_only_itself_down(tmp_path: Path, monkeypatch:
     def fake(settings: offline.Settings, config: Any, sweep: dict[str, list[float]]) -> None:
         rates, place = sweep["learning_rate"], Path(settings.workdir)
         trained.append(rates)
-        with lifecycle._alone(place):
+        with lifecycle.alone(place):
             if settings.overwrite:  # as a session begins
                 (place / lifecycle.OVERWRITE).unlink()
             states.append(records.state(program, tmp_path).name)
@@ -561,7 +563,7 @@ def test_a_run_that_diverges_takes_only_itself_down(tmp_path: Path, monkeypatch:
     assert [row.get("score") for row in earlier] == [row.get("score") for row in rows]
     assert not records.ended(program, tmp_path, "eval/return", math.inf)
     broken.clear()
-    with lifecycle._alone(tmp_path / "001"), pytest.raises(lifecycle.InUse, match="001 is in use by process"):
+    with lifecycle.alone(tmp_path / "001"), pytest.raises(lifecycle.InUse, match="001 is in use by process"):
         training.attempt(program, tmp_path, "eval/return")
     assert len(records.failures(training.attempt(program, tmp_path, "eval/return"))) == 0
     assert trained[4:] == [[1e9]] and records.state(program, tmp_path) == records.State("done", 4, 4, 6.0)
@@ -728,7 +730,8 @@ def test_data_that_another_process_makes_are_waited_for(
             tier.touch()
 
     monkeypatch.setattr(training.recipes, "collect", make)
-    monkeypatch.setattr(sweeps.time, "sleep", pause)
+    # Of this module alone: threads of other libraries sleep, too.
+    monkeypatch.setattr(sweeps, "time", types.SimpleNamespace(time=time.time, sleep=pause))
     file, runs = tier_sweep(tmp_path), str(tmp_path / "runs")
     assert not sweeps._train(layout.load(file, {}, runs), lambda rows: None, lambda: bool(pauses))
     assert counted == [0, 1] and pauses == [sweeps._PAUSE]
@@ -843,7 +846,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def count_in_place_of_training(
-    monkeypatch: pytest.MonkeyPatch, each: Callable[[offline.Settings, lifecycle.Session], None]
+    monkeypatch: pytest.MonkeyPatch,
+    each: Callable[[offline.Settings, lifecycle.Session], None],
+    prepare: Callable[[offline.Settings], None] = lambda settings: None,
 ) -> list[int]:
     seeds: list[int] = []
 
@@ -852,6 +857,7 @@ def count_in_place_of_training(
             settings, config, settings.updates, task="count", identity=("seed",), card={"sweep": sweep or {}}
         )
         seeds.append(settings.seed)
+        prepare(settings)
         start = lifecycle.begin(this, {"state": np.zeros(1)})
         with lifecycle.session(this, start) as session:
             for step in range(start.step + 1, settings.updates + 1):
@@ -914,7 +920,7 @@ def status_of(file: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> li
     return capsys.readouterr().out.splitlines()[1:]
 
 
-@pytest.mark.parametrize("kind", [OSError, RuntimeError])
+@pytest.mark.parametrize("kind", [OSError, RuntimeError, TypeError])
 def test_a_run_that_fails_stops_no_other_and_is_tried_again(
     kind: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -930,7 +936,7 @@ def test_a_run_that_fails_stops_no_other_and_is_tried_again(
         start(file, f"--workdir={tmp_path}")
     assert stopped.value.code == 1 and trained == [0, 1, 2]
     said = capsys.readouterr()
-    assert "1 of 3 runs failed" in said.out and ("Traceback" in said.err) == (kind is RuntimeError)
+    assert "1 of 3 runs failed" in said.out and ("Traceback" in said.err) == (kind is not OSError)
     rows = json.loads((tmp_path / "sweep.json").read_text())["runs"]
     assert [row.get("error") for row in rows] == [None, None, f"{kind.__name__}: no space left"]
     states = status_of(file, tmp_path, capsys)
@@ -1165,6 +1171,26 @@ def test_what_another_process_has_open_is_left_to_it(
         shutil.rmtree(second)
         start(file, f"--workdir={tmp_path}")
         assert [row["parameters"]["seed"] for row in stored()] == [1, 0]
+
+
+def test_what_another_process_prepares_is_left_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Between a program's start and its session models are fitted, which takes hours: not by all workers at once."""
+    seen = []
+
+    def work_elsewhere(settings: offline.Settings) -> None:
+        if settings.seed == 0:
+            seen.append(status_of(file, tmp_path, capsys)[0])
+            start(file, f"--workdir={tmp_path}")
+            seen.append(capsys.readouterr().err)
+
+    trained = count_in_place_of_training(monkeypatch, lambda settings, session: None, work_elsewhere)
+    file = seeds_sweep(tmp_path, 0, 1)
+    start(file, f"--workdir={tmp_path}")
+    assert trained == [0, 1] and seen[0] == "2 programs: 1 running, 1 waiting"
+    assert "left to another process" in seen[1]
+    assert status_of(file, tmp_path, capsys)[0] == "2 programs: 2 done"
 
 
 # ---- the budget ----------------------------------------------------------------------------------------------------

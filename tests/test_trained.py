@@ -127,7 +127,10 @@ def test_an_offline_run_of_a_sweep_in_chunks_acts_again_as_it_did(tmp_path: Path
 def test_estimates_of_a_finished_run_are_those_of_its_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The only check that the data, the head, the keys and the policies of a folder are those that training had."""
+    """The only check that the data, the head, the keys and the policies of a folder are those that training had.
+
+    And that seeds have the same keys in every variant.
+    """
     folder, narrow = tmp_path / "run", fitted_q.estimator
     monkeypatch.setattr(
         fitted_q, "estimator", lambda *of, **_: narrow(*of[:3], dataclasses.replace(of[3], hidden=(8,)))
@@ -146,18 +149,18 @@ def test_estimates_of_a_finished_run_are_those_of_its_training(
         workdir=str(folder),
         **TINY,
     )
-    offline.run(
-        dataclasses.replace(chosen, eval_episodes=0), config("iql", discount=0.9), {"expectile": [0.6, 0.9]}
-    )
+    sweep = {"learning_rate": [0.001, 0.03, 0.03]}
+    offline.run(dataclasses.replace(chosen, eval_episodes=0), config("iql", discount=0.9), sweep)
     expected = np.asarray(last(folder)["eval/fitted_q"])
     asked = trained.Settings(str(folder), policy_estimates=5)
     found = trained.estimates(asked)
     values = [variant["fitted_q"]["per_seed"] for variant in found["variants"]]
     assert len(np.unique(expected)) == 4
+    np.testing.assert_array_equal(expected[2:4], expected[4:])
     np.testing.assert_array_equal(np.concatenate(values), expected)
-    assert (found["step"], found["variants"][1]["parameters"]) == (6, {"expectile": 0.9})
+    assert (found["step"], found["variants"][1]["parameters"]) == (6, {"learning_rate": 0.03})
     trained.show_estimates(found)
-    assert f"expectile=0.9: fitted_q: {expected[2:].mean():.4g}; each: " in capsys.readouterr().out
+    assert f"learning_rate=0.03: fitted_q: {expected[2:4].mean():.4g}; each: " in capsys.readouterr().out
 
     others = dataclasses.replace(asked, dataset="synthetic-discrete")
     with pytest.raises(ValueError, match="was trained on other data than synthetic-discrete has here"):
