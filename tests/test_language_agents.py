@@ -414,8 +414,9 @@ def test_ilql_losses_equal_the_plain_form() -> None:
     q, q_slow = (q_all * one_hot).sum(-1), (slow_all * one_hot).sum(-1).min(0)
     reward = np.asarray(batch.reward[:, 1:3])
     losses, judged, played = ours(state)
-    policy = np.log(softmax(logits_of(state.params["policy"], batch.tokens)[:, 1], -1))
-    np.testing.assert_allclose(played, policy + 4.0 * slow_all.min(0)[:, 1], rtol=1e-4, atol=1e-4)
+    policy = np.log(softmax(logits_of(state.params["policy"], batch.tokens)[:, :2], -1))
+    np.testing.assert_allclose(played, policy[:, 1] + 4.0 * slow_all.min(0)[:, 1], rtol=1e-4, atol=1e-4)
+    cloned = np.asarray(batch.imitate[:, 1:3])  # of one text: the mean is of its tokens alone
     for mine, plain in zip(judged, (q_slow, v), strict=True):
         np.testing.assert_allclose(mine, np.pad(plain, ((0, 0), (1, 1))), atol=1e-5)
     for backup, metrics in zip(ilql.BACKUPS, losses, strict=True):
@@ -426,6 +427,7 @@ def test_ilql_losses_equal_the_plain_form() -> None:
             "critic_loss": np.square(q - target).sum(0).mean(),
             "value_loss": (weight * np.square(v - q_slow)).mean(),
             "cql": (np.log(np.exp(q_all).sum(-1)) - q).sum(0).mean(),
+            "policy_loss": -(cloned * (policy * one_hot).sum(-1)).sum() / cloned.sum(),
         }
         for name, value in expected.items():
             assert float(metrics[name]) == pytest.approx(float(value), rel=1e-4), (backup, name)
