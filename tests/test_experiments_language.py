@@ -245,7 +245,7 @@ def test_values_of_a_log_are_its_returns_rank_texts_steer_and_are_exported(
     judge = ilql.token_values(agent_config, task.lm, task.head)
     rows = task.rows.tokens[:8], task.rows.segment[:8]
     logits = [
-        jax.jit(lambda p, d=d: d.extend(p, *rows, d.cache(8, rows[0].shape[1]))[0])(p)
+        jax.jit(lambda p, d=d: d.extend(p, *rows, d.cache(8, rows[0].shape[1]))[0].logits)(p)
         for d, p in ((decoder, params), (read.decoder, read.params))
     ]
     assert read.token_values is not None

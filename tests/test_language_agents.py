@@ -398,7 +398,7 @@ def test_ilql_losses_equal_the_plain_form() -> None:
         metrics = [learner.update(state, batch, jax.random.key(0))[1] for learner in learners]
         chooser, text = ilql.decoder(QUICK, lm, value_head), batch.tokens[:, :2]
         params, cache = ilql.decoder_params(state), chooser.cache(*text.shape)
-        played = chooser.extend(params, text, jnp.ones_like(text), cache)[0]
+        played = chooser.extend(params, text, jnp.ones_like(text), cache)[0].logits
         return metrics, ilql.token_values(QUICK, lm, value_head)(state, batch), played
 
     @jax.jit

@@ -8,8 +8,10 @@ With heads Q_1, Q_2 (every token) and V on one trunk, and target networks Q' of 
     L_BC  = - E_D[ w log pi_beta(x | s) ] / E_D[ w ]            a model of its own
     L     = L_Q + L_V + c_cql L_CQL + c_bc L_BC
 
-and acts by ``log pi_beta(a | s) + beta min_i Q'_i(s, a)`` (V, the same for every token, cancels). Variants are
-flags: ``backup='sarsa'`` continues with ``min_i Q'_i(s', x')`` of the logged next token, ``'mc'`` regresses Q on the
+and acts by ``log pi_beta(a | s) + beta min_i Q'_i(s, a)`` (V, the same for every token, cancels). Where sampling keeps
+a nucleus (``top_p``), it is that of pi_beta, taken before Q is added, as in the authors' code: a token that was never
+logged has a Q that no data has corrected, and must not be all that is chosen. Variants are flags:
+``backup='sarsa'`` continues with ``min_i Q'_i(s', x')`` of the logged next token, ``'mc'`` regresses Q on the
 discounted return. LMRL-Gym (Abdulhai et al. 2023) has both without L_V, and the second with one Q head, whose current
 parameters steer; here all else stays as it is, so that L_V moves the trunk.
 
@@ -193,7 +195,7 @@ def make(config: Config, lm: LM, head: ValueHead, optimiser: Optimiser | None = 
         del key
         cache = chooser.cache(*observation.shape)
         segment = jnp.ones_like(observation)
-        return chooser.extend(decoder_params(state), observation, segment, cache)[0].argmax(-1)
+        return chooser.extend(decoder_params(state), observation, segment, cache)[0].logits.argmax(-1)
 
     def value(state: State, observation: Array, key: Key) -> Array:
         del key
