@@ -405,10 +405,7 @@ def reader(
     settings: Settings, config: Any, task: Task
 ) -> Callable[[State, TokenBatch], dict[str, jax.Array]]:
     """See `rl.language.reading.reader`."""
-    module = AGENTS[settings.agent]
-    token_values = (
-        module.token_values(config, task.lm, task.head) if hasattr(module, "token_values") else None
-    )
+    token_values = AGENTS[settings.agent].token_values(config, task.lm, task.head)
     return reading.reader(task.lm, token_values, getattr(config, "discount", 1.0))
 
 

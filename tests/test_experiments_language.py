@@ -324,7 +324,7 @@ def test_bcoder_in_both_its_stages(files: Path, tmp_path: Path) -> None:
     rows = jax.tree.map(
         lambda x: np.repeat(x, 2, 0), task.candidates
     )  # each twice: a multiple of --accumulate
-    judged = jax.jit(read.token_values)(read.state, rows).reward.sum(1)[::2]
+    judged = jax.jit(read.token_values)(read.state, rows).score.sum(1)[::2]
     scores = [score for row in ranked(tmp_path) for score in row["scores"]]
     np.testing.assert_allclose(judged, scores, rtol=1e-5)
 

@@ -98,7 +98,7 @@ FAST = bcoder.Config(discount=0.9, alpha=0.5, value_updates=0, inner=16, weight_
 
 
 @functools.cache
-def bcoder_start() -> tuple[State, bcoder.TokenValues]:
+def bcoder_start() -> tuple[State, tokens.TokenValues]:
     learner = bcoder.make(FAST, language_model(), head("scalar"))
     state = jax.jit(learner.init)(jax.random.key(0), data())
     judge = jax.jit(bcoder.token_values(FAST, language_model(), head("scalar")))
@@ -131,11 +131,11 @@ def test_the_bound_is_met_at_zero() -> None:
 def test_judged_rewards_are_the_inverse_of_the_bellman_operator() -> None:
     _, judged = bcoder_start()
     batch = data()
-    np.testing.assert_allclose(judged.reward[:, 1], judged.q[:, 1] - 0.9 * judged.v[:, 2], atol=1e-6)
-    np.testing.assert_allclose(judged.reward[:, 2], judged.q[:, 2], atol=1e-6)  # nothing follows the end
-    assert (judged.reward[:, [0, 3]] == 0).all()
-    scores = jax.jit(tokens.per_episode, static_argnums=2)(judged.reward, batch.segment, 1)
-    np.testing.assert_allclose(np.asarray(scores)[:, 0], judged.reward.sum(1), rtol=1e-6)
+    np.testing.assert_allclose(judged.score[:, 1], judged.q[:, 1] - 0.9 * judged.v[:, 2], atol=1e-6)
+    np.testing.assert_allclose(judged.score[:, 2], judged.q[:, 2], atol=1e-6)  # nothing follows the end
+    assert (judged.score[:, [0, 3]] == 0).all()
+    scores = jax.jit(tokens.per_episode, static_argnums=2)(judged.score, batch.segment, 1)
+    np.testing.assert_allclose(np.asarray(scores)[:, 0], judged.score.sum(1), rtol=1e-6)
 
 
 @jax.jit
@@ -209,7 +209,7 @@ def test_bcoder_learns_values_policy_and_ranking(name: str) -> None:
 
     judged, first, second, value = jax.device_get(answers(state))
     order = np.array(list(REWARDS.values()))
-    assert judged.reward.sum(1).argmax() == order.argmax()
+    assert judged.score.sum(1).argmax() == order.argmax()
     assert judged.v[0, 2] == pytest.approx(1.0, abs=0.2)  # after 1, the best is 1.0
     assert first.tolist() == [1, 1] and second.tolist() == [2]
     np.testing.assert_allclose(value, judged.v[0, 2], atol=1e-3)
@@ -356,7 +356,7 @@ def test_ilql_finds_the_values_of_the_data(name: str) -> None:
         after = texts([0, 1], [0, 2])
         first, second = (learner.act(state, text, None) for text in (texts([0], [0]), after))
         judged = ilql.token_values(QUICK, lm, head(name))(state, batch)
-        scores = tokens.per_episode(judged.q - judged.v, batch.segment, 1)[:, 0]
+        scores = tokens.per_episode(judged.score, batch.segment, 1)[:, 0]
         return learner.value(state, after, None), first, second, scores
 
     v, first, second, scores = jax.device_get(answers(state))
@@ -392,7 +392,7 @@ def test_ilql_losses_equal_the_plain_form() -> None:
     state = state._replace(target=slow)
 
     @jax.jit
-    def ours(state: State) -> tuple[list[Any], ilql.TokenValues, Any]:
+    def ours(state: State) -> tuple[list[Any], tokens.TokenValues, Any]:
         configs = [dataclasses.replace(QUICK, backup=backup, chunk=1) for backup in ilql.BACKUPS]
         learners = [ilql.make(config, lm, value_head) for config in configs]
         metrics = [learner.update(state, batch, jax.random.key(0))[1] for learner in learners]
@@ -417,7 +417,7 @@ def test_ilql_losses_equal_the_plain_form() -> None:
     policy = np.log(softmax(logits_of(state.params["policy"], batch.tokens)[:, :2], -1))
     np.testing.assert_allclose(played, policy[:, 1] + 4.0 * slow_all.min(0)[:, 1], rtol=1e-4, atol=1e-4)
     cloned = np.asarray(batch.imitate[:, 1:3])  # of one text: the mean is of its tokens alone
-    for mine, plain in zip(judged, (q_slow, v), strict=True):
+    for mine, plain in zip(judged, (q_slow - v, q_slow, v), strict=True):
         np.testing.assert_allclose(mine, np.pad(plain, ((0, 0), (1, 1))), atol=1e-5)
     for backup, metrics in zip(ilql.BACKUPS, losses, strict=True):
         following = {"expectile": v[:, 1], "sarsa": q_slow[:, 1], "mc": reward[:, 1]}[backup]

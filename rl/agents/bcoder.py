@@ -48,6 +48,7 @@ from rl.settings import require_choices
 from rl.types import Array, Key, Learner, Metrics, Params, State, TokenBatch
 from rl.values import tokens
 from rl.values.heads import ValueHead
+from rl.values.tokens import TokenValues
 
 OPERATORS = ("conservative", "max", "sarsa")
 
@@ -74,14 +75,6 @@ class Config:
         if self.value_updates < -1:
             raise ValueError(f"value_updates={self.value_updates} must be at least 0, or -1 for all updates")
         require_choices(self, {"operator": OPERATORS})
-
-
-class TokenValues(NamedTuple):
-    """Values of the actions in a batch, [B, T] at the tokens themselves, 0 at all others."""
-
-    reward: Array  # the reward that its values imply: Q(s, a) - gamma d V(s')
-    q: Array
-    v: Array  # of the state in which the token was chosen
 
 
 class ValueRows(NamedTuple):
@@ -256,9 +249,10 @@ def policy_rows(config: Config, lm: LM, head: ValueHead, state: State, batch: To
 def token_values(config: Config, lm: LM, head: ValueHead) -> Callable[[State, TokenBatch], TokenValues]:
     """A function that values the actions of any programs, whoever wrote them; to be jitted by the caller.
 
-    A program's score is the sum of its rewards, ``rl.values.tokens.per_episode(values.reward, batch.segment, n)``:
-    keep the programs of highest score (section 4.5 of the paper, with appendix F's V(s') for Q(s', a^)). Programs
-    must be terminated, or their last token is compared with a state that never was.
+    A token's score is the reward that its values imply, Q(s, a) - gamma d V(s'), and a program's is their sum,
+    ``rl.values.tokens.per_episode(values.score, batch.segment, n)``: keep the programs of highest score (section 4.5 of
+    the paper, with appendix F's V(s') for Q(s', a^)). Programs must be terminated, or their last token is compared with
+    a state that never was.
     """
 
     def run(state: State, batch: TokenBatch) -> TokenValues:

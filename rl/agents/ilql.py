@@ -28,7 +28,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -45,6 +44,7 @@ from rl.settings import require_choices
 from rl.types import Array, Key, Learner, Metrics, Params, State, TokenBatch
 from rl.values import bellman, heads, losses, tokens
 from rl.values.heads import ValueHead
+from rl.values.tokens import TokenValues
 
 BACKUPS = ("expectile", "sarsa", "mc")
 
@@ -69,13 +69,6 @@ class Config:
     def __post_init__(self) -> None:
         require_ranges(self)
         require_choices(self, {"backup": BACKUPS})
-
-
-class TokenValues(NamedTuple):
-    """What a learner thinks of the actions in a batch, [B, T] at the tokens themselves, 0 at all others."""
-
-    q: Array  # min_i Q'_i(s, x), which `decoder` steers by
-    v: Array  # of the state in which the token was chosen
 
 
 def make(config: Config, lm: LM, head: ValueHead, optimiser: Optimiser | None = None) -> Learner:
@@ -208,9 +201,10 @@ def make(config: Config, lm: LM, head: ValueHead, optimiser: Optimiser | None = 
 def token_values(config: Config, lm: LM, head: ValueHead) -> Callable[[State, TokenBatch], TokenValues]:
     """A function that values the actions of any texts, whoever wrote them; to be jitted by the caller.
 
-    A text's score is the sum of its advantages, ``rl.values.tokens.per_episode(values.q - values.v, batch.segment, n)``
-    of the ``values`` that the function returns: what steering adds to its log-probability, over beta. Were the values
-    exact and gamma 1, it would be the text's return less V of the prompt, so it ranks answers to one prompt.
+    Q is min_i Q'_i(s, x), by which `decoder` steers, and a token's score its advantage Q - V. A text's is their sum,
+    ``rl.values.tokens.per_episode(values.score, batch.segment, n)``: what steering adds to its log-probability, over
+    beta. Were the values exact and gamma 1, it would be the text's return less V of the prompt, so it ranks answers to
+    one prompt.
     """
     q_values = _q_values(config, lm, head)
     v_values = token_heads.state_values(head.size, config.inner, config.bias)
@@ -225,7 +219,8 @@ def token_values(config: Config, lm: LM, head: ValueHead) -> Callable[[State, To
             _logged_outputs(config, q_values, state.target["q"], features(state.target), steps)
         ).min(0)
         v = head.value(v_values.apply(state.params["v"], features(state.params)))
-        return TokenValues(tokens.at_tokens(steps, q), tokens.at_tokens(steps, v[:, :-1]))
+        v = v[:, :-1]
+        return TokenValues(*(tokens.at_tokens(steps, x) for x in (q - v, q, v)))
 
     return run
 

@@ -75,6 +75,11 @@ def make(config: Config, lm: LM, head: ValueHead, optimiser: Optimiser | None = 
     return Learner(init, update, act)
 
 
+def token_values(config: Config, lm: LM, head: ValueHead) -> None:
+    """None, where agents with values give a function of texts: likelihood is all that can be said of them."""
+    del config, lm, head
+
+
 def next_token(lm: LM, params, text: Array) -> Array:
     """The likeliest token [B] after ``text`` [B, T], which has no padding."""
     features = lm.features(params, text, jnp.ones_like(text))
