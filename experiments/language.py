@@ -94,6 +94,7 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
     check(settings)
     if not language_settings.learns(settings):
         return language_answers.use(settings, config)
+    checks.schedules(config, settings.updates, language_settings.updates_of_stages(settings, config))
     if shard.is_main():
         notes.note_unused_head(settings)
         notes.note_unused(
@@ -252,7 +253,7 @@ def stages(settings: Settings, config: Any, rows: int) -> list[tuple[str, int, i
     total = settings.updates // settings.eval_every
     if settings.agent != "bcoder" or not settings.read_once:
         return [("", 0, total)]
-    switch = settings.updates if config.value_updates < 0 else min(config.value_updates, settings.updates)
+    switch = language_settings.updates_of_stages(settings, config)["value_optimiser"]
     inside, beyond = switch // settings.eval_every, -(-switch // settings.eval_every)
     drawn = settings.eval_every * settings.batch_size
     spans = [("value", 0, inside), ("", inside, beyond), ("policy", beyond, total)]

@@ -192,6 +192,14 @@ def learns(settings: Settings) -> bool:
     return bool(settings.log) or settings.environment in ENVIRONMENTS[:2]
 
 
+def updates_of_stages(settings: Settings, config: Any) -> dict[str, int]:
+    """{optimiser: updates} of B-Coder's two stages; {} of the other agents, which have none."""
+    if settings.agent != "bcoder":
+        return {}
+    first = settings.updates if config.value_updates < 0 else min(config.value_updates, settings.updates)
+    return {"value_optimiser": first, "policy_optimiser": settings.updates - first}
+
+
 def dtype(settings: Settings) -> Any:
     """What models compute in."""
     return jnp.bfloat16 if settings.bfloat16 else jnp.float32

@@ -126,7 +126,7 @@ def load(folder: str | os.PathLike[str], dtype: Any = jnp.float32) -> Exported:
     try:
         card = read_json(path)
         agent = card["agent"]
-        module, config = AGENTS[agent], AGENTS[agent].Config(**card["config"])
+        module, config = AGENTS[agent], _config(AGENTS[agent].Config, card["config"])
         head, stop = heads.make(*HeadSettings(**card["head"])), card["stop"]
         if not isinstance(stop, str):
             raise TypeError(f"the token that ends an answer is {stop!r}")
@@ -147,6 +147,17 @@ def decoder(agent: str, config: Any, lm: LM, head: ValueHead) -> tuple[Decoder, 
     if agent == "ilql":
         return ilql.decoder(config, lm, head), ilql.decoder_params
     return generate.decoder(lm), lambda state: state.params["policy"]
+
+
+def _config(kind: Any, stored: Mapping[str, Any]) -> Any:
+    """Hyper-parameters of a card, dataclasses within them too; those that it lacks have their defaults."""
+    usual = kind()
+    nested = {
+        name: type(getattr(usual, name))(**value)
+        for name, value in stored.items()
+        if dataclasses.is_dataclass(getattr(usual, name, None))
+    }
+    return kind(**{**stored, **nested})
 
 
 def _parts(agent: str, state: State) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from scipy.special import softmax
 
 from rl import checkpoint, train
 from rl.agents import bcoder, ilql, lm_bc
+from rl.agents.optimisers import Adam
 from rl.language import generate, model
 from rl.language.model import LM, Config
 from rl.networks import token_heads
@@ -554,13 +556,86 @@ def test_bcoders_anchors_pull_to_what_is_imitated() -> None:
         assert after < before - 1e-3, name
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_weights_decay_as_the_settings_say(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of every agent that is given no optimiser: by what it asks its own for."""
-    asked, adamw = [], module.adamw
-    monkeypatch.setattr(module, "adamw", lambda decay: asked.append(decay) or adamw(decay))
-    module.make(module.Config(weight_decay=0.3), without_trunk(), head("scalar"))
-    assert asked == [0.3]
+# Of a first step: the agent, in which stage, its optimisers by field, and the parameters that each of them moves.
+STEPS = [
+    (lm_bc, 0, {"policy_optimiser": ["policy"]}),
+    (bcoder, 0, {"value_optimiser": ["value"]}),
+    (bcoder, 1, {"policy_optimiser": ["policy", "residual"]}),
+    (
+        ilql,
+        0,
+        {
+            "trunk_optimiser": ["trunk"],
+            "critic_optimiser": ["q"],
+            "value_optimiser": ["v"],
+            "policy_optimiser": ["policy"],
+        },
+    ),
+]
+
+
+def first_steps(configs: list[Any], batch: TokenBatch) -> list[tuple[State, State]]:
+    """Of every entry of `STEPS`, the state before and after it."""
+    stage = {"value_updates": 1}
+    learners = [
+        module.make(
+            dataclasses.replace(config, **(stage if module is bcoder else {})),
+            without_trunk(),
+            head("scalar"),
+        )
+        for config, (module, *_) in zip(configs, STEPS, strict=True)
+    ]
+
+    @jax.jit
+    def run(key: Any) -> list[tuple[State, State]]:
+        starts = [
+            learner.init(key, batch)._replace(step=jnp.int32(step))
+            for learner, (_, step, _) in zip(learners, STEPS, strict=True)
+        ]
+        return [
+            (start, learner.update(start, batch, key)[0])
+            for learner, start in zip(learners, starts, strict=True)
+        ]
+
+    return jax.device_get(run(jax.random.key(0)))
+
+
+def test_weights_decay_as_the_settings_say_and_the_residual_does_not() -> None:
+    """Without any gradient: V_r is the difference of two heads of which one learns, and must stay 0."""
+    idle = data()._replace(is_action=np.zeros_like(data().is_action))
+    rates = {"weight_decay": 0.3, "learning_rate": 0.1}
+    configs = [
+        module.Config(**rates, **({"value_learning_rate": 0.1} if module is bcoder else {}))
+        for module, *_ in STEPS
+    ]
+    for (module, _, fields), (before, after) in zip(STEPS, first_steps(configs, idle), strict=True):
+        for name in itertools.chain(*fields.values()):
+            for path, leaf in jax.tree.leaves_with_path(after.params[name]):
+                was = functools.reduce(lambda tree, part: tree[part.key], path, before.params[name])
+                keeps = name == "residual" or path[-1].key.endswith(("bias", "scale"))
+                np.testing.assert_allclose(
+                    leaf, was * (1.0 if keeps else 0.97), rtol=1e-5, err_msg=f"{module} {name}"
+                )
+        if "residual" in after.target:
+            jax.tree.map(np.testing.assert_array_equal, after.params["residual"], after.target["residual"])
+
+
+def test_every_network_has_the_optimiser_of_its_field() -> None:
+    """Rate, clipping and epsilon: where epsilon outweighs all gradients, a step is as long as what is clipped."""
+    every = data()._replace(imitate=data().is_action.astype(np.float32))
+    configs, wanted = [], []
+    for module, _, fields in STEPS:
+        sizes = {field: float(number) for number, field in enumerate(fields, start=1)}
+        adam = {
+            field: Adam(clip=1e-3, epsilon=1e3, learning_rate=1e4 * size) for field, size in sizes.items()
+        }
+        configs.append(module.Config(**adam))
+        wanted.append({name: 1e-2 * sizes[field] for field, names in fields.items() for name in names})
+    for (before, after), lengths in zip(first_steps(configs, every), wanted, strict=True):
+        for name, length in lengths.items():
+            step = jax.tree.map(np.subtract, after.params[name], before.params[name])
+            squares = [np.square(leaf).sum() for leaf in jax.tree.leaves(step)]
+            assert np.sqrt(sum(squares)) == pytest.approx(length, rel=0.02), name
 
 
 def test_q_and_v_of_ilql_start_at_its_bias() -> None:

@@ -32,7 +32,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from rl.agents.optimisers import Optimiser, adamw
+from rl.agents.optimisers import Adam, Optimiser, adamw
 from rl.agents.requirements import require_ranges
 from rl.agents.state import descend, follow, is_off, start
 from rl.language import generate
@@ -65,6 +65,10 @@ class Config:
     inner: int = 256  # width of the hidden layer of the heads
     bias: float = 0.0  # bias of every output that is a value; with negative rewards about the mean return
     chunk: int = 128  # columns of tokens whose values of all tokens are held at a time
+    trunk_optimiser: Adam = Adam()  # of the trunk of Q and V
+    critic_optimiser: Adam = Adam()  # of Q's heads
+    value_optimiser: Adam = Adam()  # of V's head
+    policy_optimiser: Adam = Adam()  # of pi_beta
 
     def __post_init__(self) -> None:
         require_ranges(self)
@@ -87,8 +91,16 @@ def make(config: Config, lm: LM, head: ValueHead, optimiser: Optimiser | None = 
         )
     q_values = _q_values(config, lm, head)
     v_values = token_heads.state_values(head.size, config.inner, config.bias)
-    optimiser = optimiser or adamw(config.weight_decay)
-    optimisers = dict.fromkeys(("trunk", "q", "v", "policy"), optimiser(config.learning_rate))
+    settings = {
+        "trunk": config.trunk_optimiser,
+        "q": config.critic_optimiser,
+        "v": config.value_optimiser,
+        "policy": config.policy_optimiser,
+    }
+    optimisers = {
+        name: adamw(adam, config.learning_rate, config.weight_decay, optimiser)
+        for name, adam in settings.items()
+    }
 
     def init(key: Key, batch: TokenBatch) -> State:
         del batch
