@@ -35,7 +35,11 @@ class Decoder(NamedTuple):
 
 
 class Texts(NamedTuple):
-    """What was generated. After a text's end, tokens are 0 and log probabilities too."""
+    """What was generated. After a text's end, tokens are 0 and log probabilities too.
+
+    They are of these very tokens. A text of them (`texts`) that is tokenised again, as a dialogue's next turn is, may
+    have others: special tokens are not in it, and the rest may be split elsewhere.
+    """
 
     tokens: Array  # [B, steps] int32
     length: Array  # [B] int32, tokens up to the end, the stop token included
@@ -187,7 +191,10 @@ def pad_left(prompts: Sequence[Sequence[int]], length: int | None = None) -> tup
 
 
 def texts(generated: Texts, tokenizer: Any, stop: Sequence[int] = ()) -> list[str]:
-    """The generated texts as strings, as they go on with the prompts, without the stop token."""
+    """The generated texts as strings, as they go on with the prompts, without the stop token.
+
+    Special tokens within a text vanish, as in `rl.language.tokenizer.decode`: see `Texts`.
+    """
     rows = zip(np.asarray(generated.tokens), np.asarray(generated.length), strict=True)
     tokens = [row[:length].tolist() for row, length in rows]
     return decode(tokenizer, [row[:-1] if row[-1] in stop else row for row in tokens])
