@@ -21,6 +21,9 @@ The scalar head's loss is the full square, as in the authors' code; LMRL-Gym hal
 start with weights of 0, too; here the weights are random, so that values start about 0.2 apart. Heads have ``inner``
 units, there as many as the trunk has features, in the authors' code twice as many. Steering is by the target networks,
 as in the authors' code; LMRL-Gym's evaluation steers by the current ones.
+
+Of the published code these are not here: cloning weighted by exp(beta A) (none of its settings uses it; trlx has it as
+AWAC), an upper clip of what steering adds, and beam search by values. ``imitate`` says what is cloned.
 """
 
 from __future__ import annotations
