@@ -678,7 +678,7 @@ def test_two_processes_train_rank_and_export_what_one_does(
         settings(files, tmp_path / name, **fields, mesh_model=n) for n, name in ((1, "one"), (2, "two"))
     )
     command = [f"--{name}={value}" for name, value in dataclasses.asdict(two).items()]
-    command += [f"--agent.{name}={value}" for name, value in dataclasses.asdict(config("bcoder")).items()]
+    command += script.flags.written(config("bcoder"), bcoder.Config(), "agent.")
     program = "import runpy, sys; sys.argv[1:] = {}; runpy.run_module('experiments.language', None, '__main__', True)"
     with socket.socket() as probe:
         probe.bind(("localhost", 0))

@@ -629,7 +629,7 @@ def test_every_network_has_the_optimiser_of_its_field() -> None:
         adam = {
             field: Adam(clip=1e-3, epsilon=1e3, learning_rate=1e4 * size) for field, size in sizes.items()
         }
-        configs.append(module.Config(**adam))
+        configs.append(module.Config(weight_decay=0.0, **adam))
         wanted.append({name: 1e-2 * sizes[field] for field, names in fields.items() for name in names})
     for (before, after), lengths in zip(first_steps(configs, every), wanted, strict=True):
         for name, length in lengths.items():
