@@ -96,9 +96,11 @@ def one_hot_bcoder(lm: LM, stage: str) -> Learner:
     config = dataclasses.replace(CODER, value_updates=-1 if stage == "value" else 0)
     same = bcoder.make(config, lm, heads.scalar())
     body = token_heads.state_values(1, config.inner)
-    optimiser = optax.adamw(config.learning_rate, weight_decay=config.weight_decay)
-    optimisers = dict.fromkeys(("policy", "residual"), optimiser)
-    optimisers["value"] = optax.adamw(config.value_learning_rate, weight_decay=config.weight_decay)
+    optimisers = {
+        "policy": optax.adamw(config.learning_rate, weight_decay=config.weight_decay),
+        "residual": optax.adamw(config.learning_rate, weight_decay=0.0),
+        "value": optax.adamw(config.value_learning_rate, weight_decay=config.weight_decay),
+    }
 
     def update(state: State, batch: TokenBatch, key: Key) -> tuple[State, Metrics]:
         del key

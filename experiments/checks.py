@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import gymnasium
@@ -166,15 +167,21 @@ def has_discount(settings: Any, config: Any, why: str) -> None:
     )
 
 
-def schedules(config: Any, updates: int) -> None:
-    """Raises ValueError, naming the flag, if a learning rate falls to 0 before the last of this many updates."""
+def schedules(config: Any, updates: int, stages: Mapping[str, int] = MappingProxyType({})) -> None:
+    """Raises ValueError, naming the flag, if a learning rate falls to 0 before the last of this many updates.
+
+    Args:
+      config: the agent's.
+      updates: of the run.
+      stages: {optimiser: updates} of those whose networks move in a part of the run.
+    """
     for field in dataclasses.fields(config):
-        adam = getattr(config, field.name)
-        if isinstance(adam, Adam) and adam.schedule == "cosine" and updates > adam.decay_updates:
+        adam, last = getattr(config, field.name), stages.get(field.name, updates)
+        if isinstance(adam, Adam) and adam.schedule == "cosine" and last > adam.decay_updates:
+            whose = "its stage" if field.name in stages else "this run"
             raise ValueError(
                 f"--agent.{field.name}.decay_updates={adam.decay_updates}: the learning rate is 0 from there on, and "
-                f"this run goes up to update {updates}: give at least that, or "
-                f"--agent.{field.name}.schedule=constant"
+                f"{whose} goes up to update {last}: give at least that, or --agent.{field.name}.schedule=constant"
             )
 
 

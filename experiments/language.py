@@ -21,8 +21,8 @@ have "outcomes": [true, ...]. ``--generate`` goes on with prompts, rows of {"pro
 for the prompt. A finished run does only the ranking, the continuations and the ``--export``. Without a log, a --model
 does only ``--generate``, one that ``--export`` wrote with what it learned; its values rank texts by `rl.exported.load`.
 
-The run folder holds config.json, metrics.jsonl, TensorBoard events, result.json, checkpoints and what else was asked
-for; the same command continues an interrupted run, to the same bits.
+The run folder holds config.json, metrics.jsonl, TensorBoard events, result.json, checkpoints, some of the games of each
+evaluation (played.jsonl), and what else was asked for; the same command continues an interrupted run, to the same bits.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ from rl import data, exported, keys, lifecycle, log, shard, statistics, train
 from rl.agents import bcoder
 from rl.data import dialogues
 from rl.envs import text
+from rl.envs.text import Dialogue
 from rl.exported import AGENTS
 from rl.language import adapters, model, pretrained, ranking, reading, speak
 from rl.language.model import LM
@@ -70,7 +71,8 @@ from rl.types import Key, Learner, Params, State, TokenBatch
 from rl.values import heads
 from rl.values.heads import ValueHead
 
-POLICY = "policy"  # in the run folder
+POLICY, PLAYED = "policy", "played.jsonl"  # in the run folder
+SHOWN = 4  # dialogues of each evaluation that are written to `PLAYED`
 
 # Settings that another checkpoint in the same folder must agree on; the digest of the data stands for others.
 IDENTITY = (
@@ -94,6 +96,7 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
     check(settings)
     if not language_settings.learns(settings):
         return language_answers.use(settings, config)
+    checks.schedules(config, settings.updates, language_settings.updates_of_stages(settings, config))
     if shard.is_main():
         notes.note_unused_head(settings)
         notes.note_unused(
@@ -145,7 +148,7 @@ def trained(settings: Settings, config: Any, task: Task, mesh: Mesh) -> tuple[Pa
         task=_name(settings),
         identity=IDENTITY,
         card={"digest": data.digest((_dataset(task), task.held_out)), "support": task.support},
-        leaves=(RANKED, RANKING, GENERATED, POLICY, CONTROL),
+        leaves=(RANKED, RANKING, GENERATED, POLICY, PLAYED, CONTROL),
     )
     common.check(this)
     if task.base is not None:
@@ -162,6 +165,8 @@ def trained(settings: Settings, config: Any, task: Task, mesh: Mesh) -> tuple[Pa
     if shard.is_main():
         language_settings.warn_of_imitation(settings, config, task.rows)
     with lifecycle.session(this, start) as session:
+        if shard.is_main():
+            log.drop_after(this.folder / PLAYED, start.step)
         sample = shard.data_parallel(replay.sampler(settings.batch_size), mesh)
         sample = sample if task.base is None else adapters.sampler(sample)
         update = _learner(settings, config, task).update
@@ -170,7 +175,10 @@ def trained(settings: Settings, config: Any, task: Task, mesh: Mesh) -> tuple[Pa
         epochs = _epochs(settings, config, task, mesh, epoch, state, shard.place(key, mesh), first)
         for number, (state, report) in enumerate(epochs, first + 1):
             step = number * settings.eval_every
-            session.write(step, score(_whole(task, state), number), report)
+            scores, played = score(_whole(task, state), number)
+            if played:
+                log.append(this.folder / PLAYED, [_line(step, one) for one in played[:SHOWN]])
+            session.write(step, scores, report)
             session.keep(step, {"state": state})
         result = session.finish(**task.about, last=log.read(this.folder)[-1])
     return this.folder, _whole(task, state), result
@@ -252,7 +260,7 @@ def stages(settings: Settings, config: Any, rows: int) -> list[tuple[str, int, i
     total = settings.updates // settings.eval_every
     if settings.agent != "bcoder" or not settings.read_once:
         return [("", 0, total)]
-    switch = settings.updates if config.value_updates < 0 else min(config.value_updates, settings.updates)
+    switch = language_settings.updates_of_stages(settings, config)["value_optimiser"]
     inside, beyond = switch // settings.eval_every, -(-switch // settings.eval_every)
     drawn = settings.eval_every * settings.batch_size
     spans = [("value", 0, inside), ("", inside, beyond), ("policy", beyond, total)]
@@ -383,20 +391,24 @@ def _continues_cut_episodes(settings: Settings, config: Any) -> bool:
 
 def scorer(
     settings: Settings, config: Any, task: Task, key: Key, mesh: Mesh
-) -> Callable[[State, int], dict[str, float]]:
-    """A function (state, number of the evaluation) -> {"eval/...": number}, of held-out episodes and of games."""
+) -> Callable[[State, int], tuple[dict[str, float], list[Dialogue]]]:
+    """A function (state, number of the evaluation) -> {"eval/...": number}, of held-out episodes and of games; and what
+    was played, if there are games.
+    """
     look = shard.on_all_hosts(reader(settings, config, task), mesh)
     play = player(settings, config, task)
 
-    def score(state: State, number: int) -> dict[str, float]:
+    def score(state: State, number: int) -> tuple[dict[str, float], list[Dialogue]]:
         scores: dict[str, float] = {}
+        played: list[Dialogue] = []
         if task.held_out is not None:
             readings = reading.in_batches(look, state, task.held_out, settings.batch_size)
             scores |= {f"eval/{name}": value for name, value in reading.against_returns(readings).items()}
         if play:
             rng = np.random.default_rng([settings.seed, number])
-            scores |= play(state, jax.random.fold_in(key, number), rng)
-        return scores
+            played = play(state, jax.random.fold_in(key, number), rng)
+            scores |= of_games(played)
+        return scores, played
 
     return score
 
@@ -405,16 +417,13 @@ def reader(
     settings: Settings, config: Any, task: Task
 ) -> Callable[[State, TokenBatch], dict[str, jax.Array]]:
     """See `rl.language.reading.reader`."""
-    module = AGENTS[settings.agent]
-    token_values = (
-        module.token_values(config, task.lm, task.head) if hasattr(module, "token_values") else None
-    )
+    token_values = AGENTS[settings.agent].token_values(config, task.lm, task.head)
     return reading.reader(task.lm, token_values, getattr(config, "discount", 1.0))
 
 
 def player(
     settings: Settings, config: Any, task: Task
-) -> Callable[[State, Key, np.random.Generator], dict[str, float]] | None:
+) -> Callable[[State, Key, np.random.Generator], list[Dialogue]] | None:
     """Plays the environment with what the agent would say; None where there is none to be played."""
     if task.game is None or not settings.eval_episodes:
         return None
@@ -428,13 +437,29 @@ def player(
         temperature=settings.temperature,
     )
 
-    def play(state: State, key: Key, rng: np.random.Generator) -> dict[str, float]:
-        played = text.play(game, speaker(params(state), key), settings.eval_episodes, rng)
-        returns = statistics.summary([one.returned for one in played])
-        low, high = returns["ci95"]
-        return {"eval/played": returns["mean"], "eval/played_low": low, "eval/played_high": high}
+    def play(state: State, key: Key, rng: np.random.Generator) -> list[Dialogue]:
+        return text.play(game, speaker(params(state), key), settings.eval_episodes, rng)
 
     return play
+
+
+def of_games(played: Sequence[Dialogue]) -> dict[str, float]:
+    """The mean return with its interval, the mean number of the agent's turns, and the share of games that ended."""
+    returns = statistics.summary([one.returned for one in played])
+    low, high = returns["ci95"]
+    return {
+        "eval/played": returns["mean"],
+        "eval/played_low": low,
+        "eval/played_high": high,
+        "eval/played_turns": float(np.mean([sum(turn.is_action for turn in one.turns) for one in played])),
+        "eval/played_ended": float(np.mean([one.terminated for one in played])),
+    }
+
+
+def _line(step: int, played: Dialogue) -> dict[str, Any]:
+    """What `PLAYED` says of a game; its turns are as a log has them."""
+    turns = [turn._asdict() for turn in played.turns]
+    return {"step": step, "return": played.returned, "terminated": played.terminated, "turns": turns}
 
 
 def main(_: list[str]) -> None:

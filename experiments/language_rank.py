@@ -97,5 +97,8 @@ def control(settings: Settings, config: Any, task: Task, folder: Path) -> tuple[
     """
     workdir = str(folder / CONTROL)
     of_control = dataclasses.replace(settings, agent="lm_bc", workdir=workdir, tensorboard=False, wandb=False)
-    likelihood = lm_bc.Config(config.learning_rate, config.weight_decay, config.chunk)
+    adam = config.policy_optimiser
+    if adam.schedule == "cosine":  # B-Coder's need be no longer than its second stage
+        adam = dataclasses.replace(adam, decay_updates=max(adam.decay_updates, settings.updates))
+    likelihood = lm_bc.Config(config.learning_rate, config.weight_decay, config.chunk, adam)
     return of_control, likelihood, task._replace(game=None)

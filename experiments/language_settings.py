@@ -81,7 +81,7 @@ class Settings(common.Head, common.Folder):
     answers: int = 1  # answers to each prompt of --generate
     answer_tokens: int = 256  # most tokens of each answer to --generate
     answer_temperature: float = 1.0  # temperature of answers to --generate; 0: the likeliest token
-    answer_top_p: float = 1.0  # draw from the likeliest tokens that have this much probability together
+    answer_top_p: float = 1.0  # draw from the likeliest tokens of this much probability (ilql: in pi_beta)
     export: bool = False  # write model, values and a card to the folder policy, for transformers, too
     mesh_data: int = -1  # devices over which each batch is split; -1: all that are left
     mesh_model: int = 1  # devices over which the model is split
@@ -190,6 +190,14 @@ def check_imitated(settings: Settings, rows: TokenBatch) -> None:
 def learns(settings: Settings) -> bool:
     """Whether there is a log, or an environment that makes one."""
     return bool(settings.log) or settings.environment in ENVIRONMENTS[:2]
+
+
+def updates_of_stages(settings: Settings, config: Any) -> dict[str, int]:
+    """{optimiser: updates} of B-Coder's two stages; {} of the other agents, which have none."""
+    if settings.agent != "bcoder":
+        return {}
+    first = settings.updates if config.value_updates < 0 else min(config.value_updates, settings.updates)
+    return {"value_optimiser": first, "policy_optimiser": settings.updates - first}
 
 
 def dtype(settings: Settings) -> Any:

@@ -30,6 +30,7 @@ from rl.log import read_json, replacing, write_json
 from rl.types import Params, State, TokenBatch
 from rl.values import heads
 from rl.values.heads import HeadSettings, ValueHead
+from rl.values.tokens import TokenValues
 
 AGENTS: Mapping[str, ModuleType] = MappingProxyType({"bcoder": bcoder, "ilql": ilql, "lm_bc": lm_bc})
 CARD, VALUES = "values.json", "values.safetensors"
@@ -53,8 +54,8 @@ class Exported(NamedTuple):
     state: State  # parameters and target networks; it cannot be trained on
     decoder: Decoder  # what it says, steered by its values if it is ILQL, for `rl.language.generate`
     params: Params  # of `decoder`
-    # Q and V of texts, as the agent's own `token_values`; None: no values
-    token_values: Callable[[State, TokenBatch], Any] | None
+    # Scores, Q and V of texts, as the agent's own `token_values`; None: no values
+    token_values: Callable[[State, TokenBatch], TokenValues] | None
 
 
 def save(
@@ -125,7 +126,7 @@ def load(folder: str | os.PathLike[str], dtype: Any = jnp.float32) -> Exported:
     try:
         card = read_json(path)
         agent = card["agent"]
-        module, config = AGENTS[agent], AGENTS[agent].Config(**card["config"])
+        module, config = AGENTS[agent], _config(AGENTS[agent].Config, card["config"])
         head, stop = heads.make(*HeadSettings(**card["head"])), card["stop"]
         if not isinstance(stop, str):
             raise TypeError(f"the token that ends an answer is {stop!r}")
@@ -137,7 +138,7 @@ def load(folder: str | os.PathLike[str], dtype: Any = jnp.float32) -> Exported:
     state = State({"policy": policy.params, **parts["params"]}, parts["target"], {}, np.zeros((), np.int32))
     state = jax.tree.map(jnp.asarray, state)
     choose, of_state = decoder(agent, config, lm, head)
-    token_values = module.token_values(config, lm, head) if hasattr(module, "token_values") else None
+    token_values = module.token_values(config, lm, head)
     return Exported(agent, config, head, policy, stop, lm, state, choose, of_state(state), token_values)
 
 
@@ -146,6 +147,17 @@ def decoder(agent: str, config: Any, lm: LM, head: ValueHead) -> tuple[Decoder, 
     if agent == "ilql":
         return ilql.decoder(config, lm, head), ilql.decoder_params
     return generate.decoder(lm), lambda state: state.params["policy"]
+
+
+def _config(kind: Any, stored: Mapping[str, Any]) -> Any:
+    """Hyper-parameters of a card, dataclasses within them too; those that it lacks have their defaults."""
+    usual = kind()
+    nested = {
+        name: type(getattr(usual, name))(**value)
+        for name, value in stored.items()
+        if dataclasses.is_dataclass(getattr(usual, name, None))
+    }
+    return kind(**{**stored, **nested})
 
 
 def _parts(agent: str, state: State) -> dict[str, Any]:

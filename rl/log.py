@@ -93,7 +93,7 @@ def open_run(
         if wandb:  # first: without a login, no run is begun here
             copies.append(stack.enter_context(_wandb(folder, config)))
         _record_config(folder, config, resume_step)
-        _drop_after(folder / METRICS, resume_step)
+        drop_after(folder / METRICS, resume_step)
         file = stack.enter_context(open(folder / METRICS, "ab", buffering=0))
         if tensorboard:
             copies.append(stack.enter_context(_tensorboard(folder, resume_step)))
@@ -310,13 +310,19 @@ def _means(values: Mapping[str, np.ndarray], variants: Sequence[str]) -> dict[st
     return means
 
 
-def _drop_after(path: Path, step: int) -> None:
+def drop_after(path: Path, step: int) -> None:
     """Keeps the lines up to ``step``, or none for step 0, so that a resumed run does not write them twice."""
     if not path.exists():
         return
     lines = b"".join(line for line, row in _rows(path) if 0 < step >= row["step"])
     with replacing(path) as partial:
         partial.write_bytes(lines)
+
+
+def append(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Appends rows, each with its ``step``, to a file of JSON lines that a resumed run cuts by `drop_after`."""
+    with open(path, "ab", buffering=0) as file:
+        _append(file, b"".join(_to_json(row).encode() + b"\n" for row in rows))
 
 
 def _rows(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:

@@ -16,6 +16,7 @@ from rl.envs.text import Chat, Dialogue, Turn
 
 ASKED = {"role": "user", "content": "2+2?"}
 ANSWERED = {"role": "assistant", "content": "4", "reward": 1.0}
+TEXT = {"type": "text", "text": "2+"}
 GOOD = {"turns": [{"text": "2+2="}, {"text": "4", "is_action": True, "reward": 1}], "imitate": False}
 
 
@@ -56,11 +57,12 @@ def test_rows_arrive(tmp_path: Path) -> None:
 
 
 def test_messages_arrive(tmp_path: Path) -> None:
-    """Without what is not for a template: rewards, and what is null."""
+    """Without what is not for a template: rewards, and what is null; parts of a content as one text."""
+    in_parts = {"role": "user", "content": [TEXT, {"type": "text", "text": "2?"}]}
     called = {"role": "assistant", "content": None, "tool_calls": [{"type": "function"}], "reward": 0.5}
     rows = [
         {
-            "messages": [ASKED, {"role": "assistant", "content": "4"}],
+            "messages": [in_parts, {"role": "assistant", "content": "4"}],
             "reward": 1,
             "terminated": False,
             "imitate": 0,
@@ -105,7 +107,19 @@ def test_messages_arrive(tmp_path: Path) -> None:
         ({"messages": ["hello"]}, 'message 1: "hello" is no object'),
         ({"messages": [ASKED, {"content": "4"}]}, "message 2: role is missing"),
         ({"messages": [ASKED, {"role": "assistant"}]}, "message 2: its content is missing"),
-        ({"messages": [ASKED, {"role": "assistant", "content": [4]}]}, "message 2: its content is [4]"),
+        ({"messages": [ASKED, {"role": "assistant", "content": 4}]}, "message 2: its content is 4"),
+        (
+            {"messages": [ASKED, {"role": "assistant", "content": [4]}]},
+            "message 2: part 1 of its content: 4 is no",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [TEXT, {"type": "text"}]}]},
+            "message 1: part 2 of its content: text is missing",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [TEXT, {"type": "image_url", "image_url": {}}]}]},
+            'message 1: part 2 of its content is of type "image_url", and models here read text alone: leave the part',
+        ),
         ({"messages": [{**ASKED, "reward": 1.0}]}, "message 1: it is the user's and has a reward"),
         ({"messages": [{**ASKED, "rewards": 1.0}]}, "message 1: 'rewards' is none of role, content"),
         ({"messages": [ASKED, ANSWERED], "reward": 1.0}, "it has a reward, and so have its messages"),

@@ -22,14 +22,15 @@ from test_shard import launch, succeed
 
 pytest.importorskip("tokenizers")
 
+from experiments import checks, language_answers, language_log, language_rank, language_settings
 from experiments import language as script
-from experiments import language_answers, language_log, language_rank, language_settings
-from rl import checkpoint, exported, log, shard, train
+from rl import checkpoint, exported, lifecycle, log, shard, train
 from rl.agents import bcoder, ilql, lm_bc
+from rl.agents.optimisers import Adam
 from rl.data import dialogues
 from rl.envs import text, wordle
 from rl.language import huggingface, model, pretrained, reading, speak, tokenizer
-from rl.language.generate import Decoder
+from rl.language.generate import Choice, Decoder
 from rl.language.model import Config
 from rl.language.weights import WeightsError
 from rl.networks.transformer import Shape
@@ -165,6 +166,50 @@ def test_a_run_resumes_to_the_same_bits_and_its_policy_is_a_model(
 
 
 @pytest.mark.slow
+def test_a_resumed_run_has_each_game_once(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed after what was played was written and before the checkpoint; with the games of another evaluation."""
+    games = {"environment": "wordle", "environment_file": str(files / "words.txt"), "action_tokens": 4}
+    whole = settings(files, tmp_path / "whole", **games, eval_episodes=6, held_out=0.0)
+    script.run(whole, config())
+    lines = (tmp_path / "whole" / script.PLAYED).read_text().splitlines()
+    played = [json.loads(line) for line in lines]
+    assert [line["step"] for line in played] == [2] * script.SHOWN + [4] * script.SHOWN
+    for line in played:
+        assert line["terminated"] and line["return"] == sum(turn["reward"] for turn in line["turns"])
+        assert [turn["is_action"] for turn in line["turns"]] == [False, True] * 6 + [False]
+    assert log.read(tmp_path / "whole")[-1]["eval/played_turns"] == 6
+    assert log.read(tmp_path / "whole")[-1]["eval/played_ended"] == 1
+    cut, keep, kept = dataclasses.replace(whole, workdir=str(tmp_path / "cut")), lifecycle.Session.keep, []
+
+    def killed_at_the_second(*arguments: Any, **more: Any) -> None:
+        kept.append(arguments)
+        if len(kept) == 2:
+            raise KeyboardInterrupt
+        keep(*arguments, **more)
+
+    monkeypatch.setattr(lifecycle.Session, "keep", killed_at_the_second)
+    with pytest.raises(KeyboardInterrupt):
+        script.run(cut, config())
+    assert len((tmp_path / "cut" / script.PLAYED).read_text().splitlines()) == 2 * script.SHOWN
+    script.run(cut, config())
+    assert (tmp_path / "cut" / script.PLAYED).read_text().splitlines() == lines
+
+
+def test_games_that_were_cut_off_have_not_ended() -> None:
+    """Beside one that did: shares and turns by hand."""
+    said = [text.Turn("?"), text.Turn("a", True, 1.0), text.Turn("?"), text.Turn("b", True, 2.0)]
+    played = [text.Dialogue(tuple(said)), text.Dialogue(tuple(said[:2]), terminated=False)]
+    scores = script.of_games(played)
+    assert (scores["eval/played"], scores["eval/played_turns"], scores["eval/played_ended"]) == (
+        2.0,
+        1.5,
+        0.5,
+    )
+
+
+@pytest.mark.slow
 def test_adapters_are_exported_as_plain_weights(files: Path, tmp_path: Path) -> None:
     """What ranks texts with adapters and what the folder holds are one model, which has learned something."""
     chosen = settings(files, tmp_path, lora_rank=2, updates=20, eval_every=20, held_out=0.0)
@@ -216,7 +261,7 @@ def test_values_of_a_log_are_its_returns_rank_texts_steer_and_are_exported(
         action_tokens=4,
         seed=2,
     )
-    agent_config = config("ilql")
+    agent_config = config("ilql", critic_optimiser=Adam(clip=1e6))
     result = script.run(chosen, agent_config)
     assert "note: Q of all tokens has" in capsys.readouterr().err
     last = result["last"]
@@ -245,7 +290,7 @@ def test_values_of_a_log_are_its_returns_rank_texts_steer_and_are_exported(
     judge = ilql.token_values(agent_config, task.lm, task.head)
     rows = task.rows.tokens[:8], task.rows.segment[:8]
     logits = [
-        jax.jit(lambda p, d=d: d.extend(p, *rows, d.cache(8, rows[0].shape[1]))[0])(p)
+        jax.jit(lambda p, d=d: d.extend(p, *rows, d.cache(8, rows[0].shape[1]))[0].logits)(p)
         for d, p in ((decoder, params), (read.decoder, read.params))
     ]
     assert read.token_values is not None
@@ -324,7 +369,7 @@ def test_bcoder_in_both_its_stages(files: Path, tmp_path: Path) -> None:
     rows = jax.tree.map(
         lambda x: np.repeat(x, 2, 0), task.candidates
     )  # each twice: a multiple of --accumulate
-    judged = jax.jit(read.token_values)(read.state, rows).reward.sum(1)[::2]
+    judged = jax.jit(read.token_values)(read.state, rows).score.sum(1)[::2]
     scores = [score for row in ranked(tmp_path) for score in row["scores"]]
     np.testing.assert_allclose(judged, scores, rtol=1e-5)
 
@@ -633,7 +678,7 @@ def test_two_processes_train_rank_and_export_what_one_does(
         settings(files, tmp_path / name, **fields, mesh_model=n) for n, name in ((1, "one"), (2, "two"))
     )
     command = [f"--{name}={value}" for name, value in dataclasses.asdict(two).items()]
-    command += [f"--agent.{name}={value}" for name, value in dataclasses.asdict(config("bcoder")).items()]
+    command += script.flags.written(config("bcoder"), bcoder.Config(), "agent.")
     program = "import runpy, sys; sys.argv[1:] = {}; runpy.run_module('experiments.language', None, '__main__', True)"
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
@@ -667,7 +712,7 @@ def test_a_speaker_reads_what_it_was_trained_on_and_says_what_its_decoder_choose
     follows[ids[:-1]] = ids[1:]
 
     def extend(params: Any, tokens: Any, segment: Any, cache: Any) -> Any:
-        return jax.nn.one_hot(params[tokens[:, -1]], 160), cache
+        return Choice(jax.nn.one_hot(params[tokens[:, -1]], 160)), cache
 
     decoder = Decoder(lambda rows, slots: (), extend)
     for context in (160, 10):  # room for a few tokens only
@@ -699,7 +744,7 @@ def test_what_does_not_fit_is_left_out_behind_the_first_token() -> None:
 
     def extend(params: Any, tokens: Any, segment: Any, cache: Any) -> Any:
         last = jnp.where(tokens[:, -1] == a, end, b)
-        return jax.nn.one_hot(jnp.where((tokens == first).any(1), a, last), 7), cache
+        return Choice(jax.nn.one_hot(jnp.where((tokens == first).any(1), a, last), 7)), cache
 
     decoder, words = Decoder(lambda rows, slots: (), extend), speak.make(letters, "\n", [end])
     speaker = speak.speaker(decoder, words, 12, steps=6, temperature=0.0)
@@ -708,7 +753,7 @@ def test_what_does_not_fit_is_left_out_behind_the_first_token() -> None:
     # Every move has draws of its own, and equal keys the same moves.
     either = jnp.where(jnp.isin(jnp.arange(7), jnp.array([a, b])), 0.0, -jnp.inf)
     coin = Decoder(
-        lambda rows, slots: (), lambda params, tokens, *rest: (either + 0 * tokens[:, :1], rest[1])
+        lambda rows, slots: (), lambda params, tokens, *rest: (Choice(either + 0 * tokens[:, :1]), rest[1])
     )
     tosses = speak.speaker(coin, words, 60, steps=20)
     policy, again = tosses({}, jax.random.key(0)), tosses({}, jax.random.key(0))
@@ -794,6 +839,24 @@ def test_settings_that_cannot_be_run(
     with pytest.raises(ValueError, match=re.escape(message)):
         script.run(chosen, config(chosen.agent if chosen.agent in OWN else "lm_bc", **of_agent))
     assert not list(tmp_path.iterdir())
+
+
+def test_a_cosine_is_as_long_as_the_updates_of_its_network(files: Path, tmp_path: Path) -> None:
+    """Those of its stage, where there are two; the control of B-Coder's second stage has all of them."""
+    chosen = settings(files, tmp_path, agent="bcoder", updates=100)
+    lengths = {"value_optimiser": 60, "policy_optimiser": 40}
+    of_agent = bcoder.Config(value_updates=60, **{name: Adam("cosine", n) for name, n in lengths.items()})
+    check = lambda config: checks.schedules(config, 100, language_settings.updates_of_stages(chosen, config))
+    check(of_agent)
+    for name, length in lengths.items():
+        message = f"--agent.{name}.decay_updates={length - 1}: .*its stage goes up to update {length}: give"
+        with pytest.raises(ValueError, match=message):
+            check(dataclasses.replace(of_agent, **{name: Adam("cosine", length - 1)}))
+    with pytest.raises(ValueError, match="this run goes up to update 4: give"):
+        script.run(settings(files, tmp_path), config(policy_optimiser=Adam("cosine", 3)))
+    task = SimpleNamespace(_replace=lambda **_: None)
+    _, control, _ = language_rank.control(chosen, of_agent, task, tmp_path)  # type: ignore[arg-type]
+    assert control.policy_optimiser == Adam("cosine", 100)
 
 
 def test_bounds_of_values_are_compared_with_returns_to_go(files: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from scipy.special import softmax
 
 from rl import checkpoint, train
 from rl.agents import bcoder, ilql, lm_bc
+from rl.agents.optimisers import Adam
 from rl.language import generate, model
 from rl.language.model import LM, Config
 from rl.networks import token_heads
@@ -98,7 +100,7 @@ FAST = bcoder.Config(discount=0.9, alpha=0.5, value_updates=0, inner=16, weight_
 
 
 @functools.cache
-def bcoder_start() -> tuple[State, bcoder.TokenValues]:
+def bcoder_start() -> tuple[State, tokens.TokenValues]:
     learner = bcoder.make(FAST, language_model(), head("scalar"))
     state = jax.jit(learner.init)(jax.random.key(0), data())
     judge = jax.jit(bcoder.token_values(FAST, language_model(), head("scalar")))
@@ -131,11 +133,11 @@ def test_the_bound_is_met_at_zero() -> None:
 def test_judged_rewards_are_the_inverse_of_the_bellman_operator() -> None:
     _, judged = bcoder_start()
     batch = data()
-    np.testing.assert_allclose(judged.reward[:, 1], judged.q[:, 1] - 0.9 * judged.v[:, 2], atol=1e-6)
-    np.testing.assert_allclose(judged.reward[:, 2], judged.q[:, 2], atol=1e-6)  # nothing follows the end
-    assert (judged.reward[:, [0, 3]] == 0).all()
-    scores = jax.jit(tokens.per_episode, static_argnums=2)(judged.reward, batch.segment, 1)
-    np.testing.assert_allclose(np.asarray(scores)[:, 0], judged.reward.sum(1), rtol=1e-6)
+    np.testing.assert_allclose(judged.score[:, 1], judged.q[:, 1] - 0.9 * judged.v[:, 2], atol=1e-6)
+    np.testing.assert_allclose(judged.score[:, 2], judged.q[:, 2], atol=1e-6)  # nothing follows the end
+    assert (judged.score[:, [0, 3]] == 0).all()
+    scores = jax.jit(tokens.per_episode, static_argnums=2)(judged.score, batch.segment, 1)
+    np.testing.assert_allclose(np.asarray(scores)[:, 0], judged.score.sum(1), rtol=1e-6)
 
 
 @jax.jit
@@ -209,7 +211,7 @@ def test_bcoder_learns_values_policy_and_ranking(name: str) -> None:
 
     judged, first, second, value = jax.device_get(answers(state))
     order = np.array(list(REWARDS.values()))
-    assert judged.reward.sum(1).argmax() == order.argmax()
+    assert judged.score.sum(1).argmax() == order.argmax()
     assert judged.v[0, 2] == pytest.approx(1.0, abs=0.2)  # after 1, the best is 1.0
     assert first.tolist() == [1, 1] and second.tolist() == [2]
     np.testing.assert_allclose(value, judged.v[0, 2], atol=1e-3)
@@ -356,7 +358,7 @@ def test_ilql_finds_the_values_of_the_data(name: str) -> None:
         after = texts([0, 1], [0, 2])
         first, second = (learner.act(state, text, None) for text in (texts([0], [0]), after))
         judged = ilql.token_values(QUICK, lm, head(name))(state, batch)
-        scores = tokens.per_episode(judged.q - judged.v, batch.segment, 1)[:, 0]
+        scores = tokens.per_episode(judged.score, batch.segment, 1)[:, 0]
         return learner.value(state, after, None), first, second, scores
 
     v, first, second, scores = jax.device_get(answers(state))
@@ -392,13 +394,13 @@ def test_ilql_losses_equal_the_plain_form() -> None:
     state = state._replace(target=slow)
 
     @jax.jit
-    def ours(state: State) -> tuple[list[Any], ilql.TokenValues, Any]:
+    def ours(state: State) -> tuple[list[Any], tokens.TokenValues, Any]:
         configs = [dataclasses.replace(QUICK, backup=backup, chunk=1) for backup in ilql.BACKUPS]
         learners = [ilql.make(config, lm, value_head) for config in configs]
         metrics = [learner.update(state, batch, jax.random.key(0))[1] for learner in learners]
         chooser, text = ilql.decoder(QUICK, lm, value_head), batch.tokens[:, :2]
         params, cache = ilql.decoder_params(state), chooser.cache(*text.shape)
-        played = chooser.extend(params, text, jnp.ones_like(text), cache)[0]
+        played = chooser.extend(params, text, jnp.ones_like(text), cache)[0].logits
         return metrics, ilql.token_values(QUICK, lm, value_head)(state, batch), played
 
     @jax.jit
@@ -414,9 +416,10 @@ def test_ilql_losses_equal_the_plain_form() -> None:
     q, q_slow = (q_all * one_hot).sum(-1), (slow_all * one_hot).sum(-1).min(0)
     reward = np.asarray(batch.reward[:, 1:3])
     losses, judged, played = ours(state)
-    policy = np.log(softmax(logits_of(state.params["policy"], batch.tokens)[:, 1], -1))
-    np.testing.assert_allclose(played, policy + 4.0 * slow_all.min(0)[:, 1], rtol=1e-4, atol=1e-4)
-    for mine, plain in zip(judged, (q_slow, v), strict=True):
+    policy = np.log(softmax(logits_of(state.params["policy"], batch.tokens)[:, :2], -1))
+    np.testing.assert_allclose(played, policy[:, 1] + 4.0 * slow_all.min(0)[:, 1], rtol=1e-4, atol=1e-4)
+    cloned = np.asarray(batch.imitate[:, 1:3])  # of one text: the mean is of its tokens alone
+    for mine, plain in zip(judged, (q_slow - v, q_slow, v), strict=True):
         np.testing.assert_allclose(mine, np.pad(plain, ((0, 0), (1, 1))), atol=1e-5)
     for backup, metrics in zip(ilql.BACKUPS, losses, strict=True):
         following = {"expectile": v[:, 1], "sarsa": q_slow[:, 1], "mc": reward[:, 1]}[backup]
@@ -426,6 +429,7 @@ def test_ilql_losses_equal_the_plain_form() -> None:
             "critic_loss": np.square(q - target).sum(0).mean(),
             "value_loss": (weight * np.square(v - q_slow)).mean(),
             "cql": (np.log(np.exp(q_all).sum(-1)) - q).sum(0).mean(),
+            "policy_loss": -(cloned * (policy * one_hot).sum(-1)).sum() / cloned.sum(),
         }
         for name, value in expected.items():
             assert float(metrics[name]) == pytest.approx(float(value), rel=1e-4), (backup, name)
@@ -552,13 +556,86 @@ def test_bcoders_anchors_pull_to_what_is_imitated() -> None:
         assert after < before - 1e-3, name
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_weights_decay_as_the_settings_say(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of every agent that is given no optimiser: by what it asks its own for."""
-    asked, adamw = [], module.adamw
-    monkeypatch.setattr(module, "adamw", lambda decay: asked.append(decay) or adamw(decay))
-    module.make(module.Config(weight_decay=0.3), without_trunk(), head("scalar"))
-    assert asked == [0.3]
+# Of a first step: the agent, in which stage, its optimisers by field, and the parameters that each of them moves.
+STEPS = [
+    (lm_bc, 0, {"policy_optimiser": ["policy"]}),
+    (bcoder, 0, {"value_optimiser": ["value"]}),
+    (bcoder, 1, {"policy_optimiser": ["policy", "residual"]}),
+    (
+        ilql,
+        0,
+        {
+            "trunk_optimiser": ["trunk"],
+            "critic_optimiser": ["q"],
+            "value_optimiser": ["v"],
+            "policy_optimiser": ["policy"],
+        },
+    ),
+]
+
+
+def first_steps(configs: list[Any], batch: TokenBatch) -> list[tuple[State, State]]:
+    """Of every entry of `STEPS`, the state before and after it."""
+    stage = {"value_updates": 1}
+    learners = [
+        module.make(
+            dataclasses.replace(config, **(stage if module is bcoder else {})),
+            without_trunk(),
+            head("scalar"),
+        )
+        for config, (module, *_) in zip(configs, STEPS, strict=True)
+    ]
+
+    @jax.jit
+    def run(key: Any) -> list[tuple[State, State]]:
+        starts = [
+            learner.init(key, batch)._replace(step=jnp.int32(step))
+            for learner, (_, step, _) in zip(learners, STEPS, strict=True)
+        ]
+        return [
+            (start, learner.update(start, batch, key)[0])
+            for learner, start in zip(learners, starts, strict=True)
+        ]
+
+    return jax.device_get(run(jax.random.key(0)))
+
+
+def test_weights_decay_as_the_settings_say_and_the_residual_does_not() -> None:
+    """Without any gradient: V_r is the difference of two heads of which one learns, and must stay 0."""
+    idle = data()._replace(is_action=np.zeros_like(data().is_action))
+    rates = {"weight_decay": 0.3, "learning_rate": 0.1}
+    configs = [
+        module.Config(**rates, **({"value_learning_rate": 0.1} if module is bcoder else {}))
+        for module, *_ in STEPS
+    ]
+    for (module, _, fields), (before, after) in zip(STEPS, first_steps(configs, idle), strict=True):
+        for name in itertools.chain(*fields.values()):
+            for path, leaf in jax.tree.leaves_with_path(after.params[name]):
+                was = functools.reduce(lambda tree, part: tree[part.key], path, before.params[name])
+                keeps = name == "residual" or path[-1].key.endswith(("bias", "scale"))
+                np.testing.assert_allclose(
+                    leaf, was * (1.0 if keeps else 0.97), rtol=1e-5, err_msg=f"{module} {name}"
+                )
+        if "residual" in after.target:
+            jax.tree.map(np.testing.assert_array_equal, after.params["residual"], after.target["residual"])
+
+
+def test_every_network_has_the_optimiser_of_its_field() -> None:
+    """Rate, clipping and epsilon: where epsilon outweighs all gradients, a step is as long as what is clipped."""
+    every = data()._replace(imitate=data().is_action.astype(np.float32))
+    configs, wanted = [], []
+    for module, _, fields in STEPS:
+        sizes = {field: float(number) for number, field in enumerate(fields, start=1)}
+        adam = {
+            field: Adam(clip=1e-3, epsilon=1e3, learning_rate=1e4 * size) for field, size in sizes.items()
+        }
+        configs.append(module.Config(weight_decay=0.0, **adam))
+        wanted.append({name: 1e-2 * sizes[field] for field, names in fields.items() for name in names})
+    for (before, after), lengths in zip(first_steps(configs, every), wanted, strict=True):
+        for name, length in lengths.items():
+            step = jax.tree.map(np.subtract, after.params[name], before.params[name])
+            squares = [np.square(leaf).sum() for leaf in jax.tree.leaves(step)]
+            assert np.sqrt(sum(squares)) == pytest.approx(length, rel=0.02), name
 
 
 def test_q_and_v_of_ilql_start_at_its_bias() -> None:

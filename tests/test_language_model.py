@@ -218,6 +218,33 @@ def test_top_p_keeps_the_smallest_sufficient_set() -> None:
         assert set(np.unique(drawn).tolist()) == set(range(count))
 
 
+def test_a_steered_choice_keeps_the_nucleus_of_the_policy() -> None:
+    """And not that of the sum, which a token without data may be all of: what is drawn beside NumPy's probabilities."""
+    policy, values = np.float32([0.9, 0.099, 0.001]), np.float32([0.0, 0.0, 2.5])
+    logits = np.log(policy) + 4 * values
+    cases = [(t, p) for t in (1.0, 0.5) for p in (0.5, 0.95, 1.0)]
+
+    @jax.jit
+    def draws(key: Any) -> Any:
+        rows = lambda x: jnp.tile(jnp.asarray(x), (4000, 1))
+        unscaled = rows(np.log(policy) + 3.0)  # logits, which are no log-probabilities
+        drawn = [generate.choose(rows(logits), key, *case, unscaled) for case in cases]
+        greedy = [generate.choose(logits[None], key, 0.0, p, unscaled[:1])[0] for p in (0.5, 0.95, 1.0)]
+        return drawn, greedy, generate.choose(rows(logits), key, 1.0, 0.95)
+
+    drawn, greedy, of_the_sum = draws(jax.random.key(0))
+    for (temperature, top_p), tokens in zip(cases, drawn, strict=True):
+        kept = np.cumsum(policy) - policy < top_p  # they are in order
+        chance = np.where(kept, np.exp(logits / temperature), 0.0)
+        frequency = np.bincount(tokens, minlength=3) / len(tokens)
+        np.testing.assert_allclose(
+            frequency, chance / chance.sum(), atol=0.02, err_msg=f"{temperature} {top_p}"
+        )
+        assert (frequency[~kept] == 0).all()
+    assert [int(token) for token in greedy] == [0, 0, 2]
+    assert (of_the_sum == 2).all()  # a plain decoder's, whose logits are its policy
+
+
 def test_temperature_sharpens() -> None:
     logits = np.float32([[0, 1]])
     keys = jax.random.split(jax.random.key(0), 4000)
@@ -235,11 +262,16 @@ def test_steering_adds_the_advantage_to_the_log_policy() -> None:
 
     @functools.partial(jax.jit, static_argnums=0)
     def choices(decoder: generate.Decoder, params: Any) -> Array:
-        return decoder.extend(params, prompts, segment, decoder.cache(3, 8))[0]
+        return decoder.extend(params, prompts, segment, decoder.cache(3, 8))[0].logits
 
     both = choices(steered, (params, other))
     one, two = choices(generate.decoder(lm), params), choices(values, other)
     np.testing.assert_allclose(both, log_softmax(one, -1) + 2 * np.asarray(two), atol=1e-5)
+    # What is generated at a temperature of 0 from a nucleus of the policy that is one token is the policy's own text.
+    alone = generate.generator(generate.decoder(lm), 3, temperature=0.0)
+    nucleus = generate.generator(generate.steered(generate.decoder(lm), values, 50.0), 3, top_p=1e-6)
+    texts = alone(params, prompts, segment, jax.random.key(0)).tokens
+    np.testing.assert_array_equal(nucleus((params, other), prompts, segment, jax.random.key(0)).tokens, texts)
 
 
 def test_bad_requests() -> None:

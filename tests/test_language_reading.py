@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,11 +13,7 @@ from rl.networks.transformer import Shape
 from rl.replay import tokens as replay
 from rl.replay.tokens import Turn, episode
 from rl.types import State, TokenBatch
-
-
-class TokenValues(NamedTuple):
-    q: Any
-    v: Any
+from rl.values.tokens import TokenValues
 
 
 @pytest.mark.slow
@@ -34,14 +28,14 @@ def test_texts_are_scored_and_compared_with_what_followed() -> None:
     state = State({"policy": jax.jit(lm.init)(jax.random.key(0))}, {}, {}, jnp.zeros((), jnp.int32))
 
     def judge(state: State, batch: TokenBatch) -> TokenValues:
-        return TokenValues(jnp.full(batch.tokens.shape, 0.5), jnp.full(batch.tokens.shape, 0.25))
+        return TokenValues(*(jnp.full(batch.tokens.shape, x) for x in (0.125, 0.5, 0.25)))
 
     arrays = reading.in_batches(reading.reader(lm, judge, discount=0.5), state, rows, 2)
     assert {name: x.shape for name, x in arrays.items()} == dict.fromkeys(arrays, (3, 4))  # no row of padding
     np.testing.assert_array_equal(arrays["taken"], [[False, True, True, False]] * 3)
     returns = np.array([[reward / 2, reward] for reward in rewards])
     np.testing.assert_allclose(arrays["returns"][:, 1:3], returns)
-    np.testing.assert_allclose(arrays["score"][:, 1:3], 0.25)  # Q - V, where nothing says a reward
+    np.testing.assert_allclose(arrays["score"][:, 1:3], 0.125)  # what the agent says
     compared = reading.against_returns(arrays)
     assert compared["value_error"] == pytest.approx(np.sqrt(np.mean((0.5 - returns) ** 2)))
     assert compared["return_deviation"] == pytest.approx(returns.std())

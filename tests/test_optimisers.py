@@ -144,7 +144,7 @@ def test_language_models_decay_neither_norms_nor_biases() -> None:
     params["blocks"]["norm"] = {"scale": jnp.ones(2)}
     q = jax.eval_shape(vocabulary_values(3, 1, inner=2).init, jax.random.key(0), jnp.ones(2))
     params["q"] = jax.tree.map(lambda leaf: jnp.ones(leaf.shape), q)
-    optimiser = adamw(0.5)(0.1)
+    optimiser = adamw(Adam(), 0.1, 0.5)
     moved, _ = optimiser.update(jax.tree.map(jnp.zeros_like, params), optimiser.init(params), params)
     expected = {"embedding": -0.05, "kernel": -0.05, "bias": 0.0, "scale": 0.0}
     expected |= {"inner": -0.05, "rows": -0.05, "inner_bias": 0.0, "rows_bias": 0.0}  # of ILQL's Q

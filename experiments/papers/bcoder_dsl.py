@@ -458,7 +458,7 @@ def _learnt(settings: Settings, lm: LM, variant: Variant) -> Learnt:
         likelihood = _log_prob(lm)
         return Learnt(learn, lambda state, data: likelihood(state.params["policy"], data))
     judges = bcoder.token_values(config, lm, head)
-    score = lambda state, data: per_episode(judges(state, data).reward, data.segment, 1)[:, 0]
+    score = lambda state, data: per_episode(judges(state, data).score, data.segment, 1)[:, 0]
     return Learnt(learn, jax.jit(score))
 
 

@@ -458,7 +458,7 @@ class _Bench:
 
         def places(state: State, batch: Batch) -> Array:
             judgement = bcoder.token_values(config, build(batch), head)(state, batch.tokens)
-            return judgement.reward if alpha else judgement.v
+            return judgement.score if alpha else judgement.v
 
         return Arm(
             cached.learner(lambda lm: bcoder.make(config, lm, head), build),

@@ -462,7 +462,7 @@ def _steered(config: ilql.Config, lm: LM, head: ValueHead, state: State) -> Arra
     segment = jnp.ones(SEEN.shape, jnp.int32)
     return decoder.extend(
         ilql.decoder_params(state), jnp.asarray(SEEN, jnp.int32), segment, decoder.cache(*SEEN.shape)
-    )[0]
+    )[0].logits
 
 
 def _softmax(logits: np.ndarray) -> np.ndarray:

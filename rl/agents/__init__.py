@@ -21,7 +21,7 @@ Scripts ask a module for more, all of which it may leave out:
 | ``check_data(config, logged)`` | raises ValueError for data that it cannot learn from |
 | ``IGNORES_REWARDS = True`` | it only clones: no discount, and no value for a head |
 | ``READS_SETS = True`` | observations [N, F] are sets of entities; to all others they are histories [T, F] |
-| ``token_values(config, lm, head)`` | of language: a function that says what every token is worth |
+| ``token_values(config, lm, head)`` | of language: a function that says what every token is worth; None: no values |
 
 and by these names for fields of its ``Config``:
 

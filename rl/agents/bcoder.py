@@ -16,16 +16,18 @@ SoftAbs is 0 at 0 (the sign of the paper's constant would put the bound at -0.39
 for each output of the quantile head. The residual lies within the bound, ``maximum - SoftAbs(v + v_r)``, so that no Q
 exceeds ``maximum``: the paper can be read as adding V_r outside. A categorical head is bounded by its own support,
 whatever ``maximum`` is: give it a support that ends there. V_r is the difference of two heads with one initialisation,
-of which one learns (appendix G.2); with a categorical head it is added to V's logits. Any head's Q is its V plus the
-scalar A, see `rl.values.tokens.dueling_loss`.
+of which one learns (appendix G.2) and is not decayed: the other stays, so that decay would move V_r without any
+gradient. With a categorical head it is added to V's logits. Any head's Q is its V plus the scalar A, see
+`rl.values.tokens.dueling_loss`.
 
 What frozen models say of a row never changes within a stage. `value_rows` and `policy_rows` compute it, and updates of
 what they return leave these forward passes out, a fifth to a third of the work, where rows are drawn more than once.
 
-Differences: the paper's model has an encoder, shared and frozen; here all is one causal model, and the value a
-second copy of it. L_Q and both anchors are means over all tokens of a batch, not over each program's first, and
-learning rates are constant. Half of the paper's batches is ground truth (appendix H), lest generated programs dominate:
-an agent draws no batches, `experiments.papers.bcoder_dsl` does so, and `experiments.language` draws rows uniformly.
+Differences: the paper's model has an encoder, shared and frozen; here all is one causal model, and the value a second
+copy of it. L_Q and both anchors are means over all tokens of a batch, not over each program's first, and learning rates
+are constant by default (that of the paper's policy stage falls to 0 along a line). Half of the paper's batches is
+ground truth (appendix H), lest generated programs dominate: an agent draws no batches, `experiments.papers.bcoder_dsl`
+does so, and `experiments.language` draws rows uniformly.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ import jax
 import jax.numpy as jnp
 
 from rl.agents.lm_bc import next_token
-from rl.agents.optimisers import Optimiser, adamw
+from rl.agents.optimisers import Adam, Optimiser, adamw
 from rl.agents.requirements import require_ranges
 from rl.agents.state import descend, start
 from rl.language.model import LM
@@ -48,6 +50,7 @@ from rl.settings import require_choices
 from rl.types import Array, Key, Learner, Metrics, Params, State, TokenBatch
 from rl.values import tokens
 from rl.values.heads import ValueHead
+from rl.values.tokens import TokenValues
 
 OPERATORS = ("conservative", "max", "sarsa")
 
@@ -65,23 +68,17 @@ class Config:
     imitation_weight: float = 0.5  # beta_ce, weight of the imitation term of the policy's loss
     value_learning_rate: float = 1e-5  # AdamW, value stage
     learning_rate: float = 3e-5  # AdamW, policy stage
-    weight_decay: float = 0.05  # AdamW's weight decay, of neither norms nor biases
+    weight_decay: float = 0.05  # AdamW's weight decay, of neither norms nor biases, nor of V_r
     inner: int = 256  # width of the hidden layer of the value heads
     chunk: int = 128  # columns of tokens whose logits are held at a time
+    value_optimiser: Adam = Adam()  # of V; its updates are those of the value stage
+    policy_optimiser: Adam = Adam()  # of the policy and, apart, of V_r; its updates are the policy stage's
 
     def __post_init__(self) -> None:
         require_ranges(self)
         if self.value_updates < -1:
             raise ValueError(f"value_updates={self.value_updates} must be at least 0, or -1 for all updates")
         require_choices(self, {"operator": OPERATORS})
-
-
-class TokenValues(NamedTuple):
-    """Values of the actions in a batch, [B, T] at the tokens themselves, 0 at all others."""
-
-    reward: Array  # the reward that its values imply: Q(s, a) - gamma d V(s')
-    q: Array
-    v: Array  # of the state in which the token was chosen
 
 
 class ValueRows(NamedTuple):
@@ -124,11 +121,12 @@ def make(config: Config, lm: LM, head: ValueHead, optimiser: Optimiser | None = 
             "logits has no bound"
         )
     body = token_heads.state_values(head.size, config.inner)
-    optimiser = optimiser or adamw(config.weight_decay)
+    decay, of_policy = config.weight_decay, config.policy_optimiser
+    undecayed = dataclasses.replace(of_policy, weight_decay=0.0)
     optimisers = {
-        "policy": optimiser(config.learning_rate),
-        "residual": optimiser(config.learning_rate),
-        "value": optimiser(config.value_learning_rate),
+        "policy": adamw(of_policy, config.learning_rate, decay, optimiser),
+        "residual": adamw(undecayed, config.learning_rate, 0.0, optimiser),
+        "value": adamw(config.value_optimiser, config.value_learning_rate, decay, optimiser),
     }
 
     def init(key: Key, batch: TokenBatch) -> State:
@@ -256,9 +254,10 @@ def policy_rows(config: Config, lm: LM, head: ValueHead, state: State, batch: To
 def token_values(config: Config, lm: LM, head: ValueHead) -> Callable[[State, TokenBatch], TokenValues]:
     """A function that values the actions of any programs, whoever wrote them; to be jitted by the caller.
 
-    A program's score is the sum of its rewards, ``rl.values.tokens.per_episode(values.reward, batch.segment, n)``:
-    keep the programs of highest score (section 4.5 of the paper, with appendix F's V(s') for Q(s', a^)). Programs
-    must be terminated, or their last token is compared with a state that never was.
+    A token's score is the reward that its values imply, Q(s, a) - gamma d V(s'), and a program's is their sum,
+    ``rl.values.tokens.per_episode(values.score, batch.segment, n)``: keep the programs of highest score (section 4.5 of
+    the paper, with appendix F's V(s') for Q(s', a^)). Programs must be terminated, or their last token is compared with
+    a state that never was.
     """
 
     def run(state: State, batch: TokenBatch) -> TokenValues:

@@ -8,8 +8,10 @@ With heads Q_1, Q_2 (every token) and V on one trunk, and target networks Q' of 
     L_BC  = - E_D[ w log pi_beta(x | s) ] / E_D[ w ]            a model of its own
     L     = L_Q + L_V + c_cql L_CQL + c_bc L_BC
 
-and acts by ``log pi_beta(a | s) + beta min_i Q'_i(s, a)`` (V, the same for every token, cancels). Variants are
-flags: ``backup='sarsa'`` continues with ``min_i Q'_i(s', x')`` of the logged next token, ``'mc'`` regresses Q on the
+and acts by ``log pi_beta(a | s) + beta min_i Q'_i(s, a)`` (V, the same for every token, cancels). Where sampling keeps
+a nucleus (``top_p``), it is that of pi_beta, taken before Q is added, as in the authors' code: a token that was never
+logged has a Q that no data has corrected, and must not be all that is chosen. Variants are flags:
+``backup='sarsa'`` continues with ``min_i Q'_i(s', x')`` of the logged next token, ``'mc'`` regresses Q on the
 discounted return. LMRL-Gym (Abdulhai et al. 2023) has both without L_V, and the second with one Q head, whose current
 parameters steer; here all else stays as it is, so that L_V moves the trunk.
 
@@ -19,6 +21,9 @@ The scalar head's loss is the full square, as in the authors' code; LMRL-Gym hal
 start with weights of 0, too; here the weights are random, so that values start about 0.2 apart. Heads have ``inner``
 units, there as many as the trunk has features, in the authors' code twice as many. Steering is by the target networks,
 as in the authors' code; LMRL-Gym's evaluation steers by the current ones.
+
+Of the published code these are not here: cloning weighted by exp(beta A) (none of its settings uses it; trlx has it as
+AWAC), an upper clip of what steering adds, and beam search by values. ``imitate`` says what is cloned.
 """
 
 from __future__ import annotations
@@ -26,12 +31,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from rl.agents.optimisers import Optimiser, adamw
+from rl.agents.optimisers import Adam, Optimiser, adamw
 from rl.agents.requirements import require_ranges
 from rl.agents.state import descend, follow, is_off, start
 from rl.language import generate
@@ -43,6 +47,7 @@ from rl.settings import require_choices
 from rl.types import Array, Key, Learner, Metrics, Params, State, TokenBatch
 from rl.values import bellman, heads, losses, tokens
 from rl.values.heads import ValueHead
+from rl.values.tokens import TokenValues
 
 BACKUPS = ("expectile", "sarsa", "mc")
 
@@ -63,17 +68,14 @@ class Config:
     inner: int = 256  # width of the hidden layer of the heads
     bias: float = 0.0  # bias of every output that is a value; with negative rewards about the mean return
     chunk: int = 128  # columns of tokens whose values of all tokens are held at a time
+    trunk_optimiser: Adam = Adam()  # of the trunk of Q and V
+    critic_optimiser: Adam = Adam()  # of Q's heads
+    value_optimiser: Adam = Adam()  # of V's head
+    policy_optimiser: Adam = Adam()  # of pi_beta
 
     def __post_init__(self) -> None:
         require_ranges(self)
         require_choices(self, {"backup": BACKUPS})
-
-
-class TokenValues(NamedTuple):
-    """What a learner thinks of the actions in a batch, [B, T] at the tokens themselves, 0 at all others."""
-
-    q: Array  # min_i Q'_i(s, x), which `decoder` steers by
-    v: Array  # of the state in which the token was chosen
 
 
 def make(config: Config, lm: LM, head: ValueHead, optimiser: Optimiser | None = None) -> Learner:
@@ -92,8 +94,16 @@ def make(config: Config, lm: LM, head: ValueHead, optimiser: Optimiser | None = 
         )
     q_values = _q_values(config, lm, head)
     v_values = token_heads.state_values(head.size, config.inner, config.bias)
-    optimiser = optimiser or adamw(config.weight_decay)
-    optimisers = dict.fromkeys(("trunk", "q", "v", "policy"), optimiser(config.learning_rate))
+    settings = {
+        "trunk": config.trunk_optimiser,
+        "q": config.critic_optimiser,
+        "v": config.value_optimiser,
+        "policy": config.policy_optimiser,
+    }
+    optimisers = {
+        name: adamw(adam, config.learning_rate, config.weight_decay, optimiser)
+        for name, adam in settings.items()
+    }
 
     def init(key: Key, batch: TokenBatch) -> State:
         del batch
@@ -193,7 +203,7 @@ def make(config: Config, lm: LM, head: ValueHead, optimiser: Optimiser | None = 
         del key
         cache = chooser.cache(*observation.shape)
         segment = jnp.ones_like(observation)
-        return chooser.extend(decoder_params(state), observation, segment, cache)[0].argmax(-1)
+        return chooser.extend(decoder_params(state), observation, segment, cache)[0].logits.argmax(-1)
 
     def value(state: State, observation: Array, key: Key) -> Array:
         del key
@@ -206,9 +216,10 @@ def make(config: Config, lm: LM, head: ValueHead, optimiser: Optimiser | None = 
 def token_values(config: Config, lm: LM, head: ValueHead) -> Callable[[State, TokenBatch], TokenValues]:
     """A function that values the actions of any texts, whoever wrote them; to be jitted by the caller.
 
-    A text's score is the sum of its advantages, ``rl.values.tokens.per_episode(values.q - values.v, batch.segment, n)``
-    of the ``values`` that the function returns: what steering adds to its log-probability, over beta. Were the values
-    exact and gamma 1, it would be the text's return less V of the prompt, so it ranks answers to one prompt.
+    Q is min_i Q'_i(s, x), by which `decoder` steers, and a token's score its advantage Q - V. A text's is their sum,
+    ``rl.values.tokens.per_episode(values.score, batch.segment, n)``: what steering adds to its log-probability, over
+    beta. Were the values exact and gamma 1, it would be the text's return less V of the prompt, so it ranks answers to
+    one prompt.
     """
     q_values = _q_values(config, lm, head)
     v_values = token_heads.state_values(head.size, config.inner, config.bias)
@@ -223,7 +234,8 @@ def token_values(config: Config, lm: LM, head: ValueHead) -> Callable[[State, To
             _logged_outputs(config, q_values, state.target["q"], features(state.target), steps)
         ).min(0)
         v = head.value(v_values.apply(state.params["v"], features(state.params)))
-        return TokenValues(tokens.at_tokens(steps, q), tokens.at_tokens(steps, v[:, :-1]))
+        v = v[:, :-1]
+        return TokenValues(*(tokens.at_tokens(steps, x) for x in (q - v, q, v)))
 
     return run
 

@@ -15,7 +15,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from rl.agents.optimisers import Optimiser, adamw
+from rl.agents.optimisers import Adam, Optimiser, adamw
 from rl.agents.requirements import require_ranges
 from rl.agents.state import descend, start
 from rl.language.model import LM
@@ -31,6 +31,7 @@ class Config:
     learning_rate: float = 1e-4  # AdamW
     weight_decay: float = 0.0  # AdamW's weight decay, of neither norms nor biases
     chunk: int = 128  # columns of tokens whose logits are held at a time
+    policy_optimiser: Adam = Adam()  # of the policy
 
     def __post_init__(self) -> None:
         require_ranges(self)
@@ -43,8 +44,9 @@ def make(config: Config, lm: LM, head: ValueHead, optimiser: Optimiser | None = 
     and ``state.params["policy"]``.
     """
     del head
-    optimiser = optimiser or adamw(config.weight_decay)
-    optimisers = {"policy": optimiser(config.learning_rate)}
+    optimisers = {
+        "policy": adamw(config.policy_optimiser, config.learning_rate, config.weight_decay, optimiser)
+    }
 
     def init(key: Key, batch: TokenBatch) -> State:
         del batch
@@ -73,6 +75,11 @@ def make(config: Config, lm: LM, head: ValueHead, optimiser: Optimiser | None = 
         return next_token(lm, state.params["policy"], observation)
 
     return Learner(init, update, act)
+
+
+def token_values(config: Config, lm: LM, head: ValueHead) -> None:
+    """None, where agents with values give a function of texts: likelihood is all that can be said of them."""
+    del config, lm, head
 
 
 def next_token(lm: LM, params, text: Array) -> Array:

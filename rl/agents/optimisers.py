@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -33,7 +32,7 @@ class Adam:
     decay_updates: int = 1_000_000  # updates until a cosine is 0, warm-up included; the rate then stays 0
     warm_up: int = 0  # updates of the agent over which the learning rate rises from 0
     clip: float = 0.0  # largest gradient norm (all critics together); larger ones are scaled down; 0: off
-    weight_decay: float = 0.0  # AdamW's weight decay, of kernels only: neither norms nor biases
+    weight_decay: float = 0.0  # AdamW's weight decay, of kernels only; of language models 0: the agent's
     epsilon: float = 1e-8  # Adam's epsilon
     learning_rate: float = 0.0  # learning rate of this network; 0: the agent's
 
@@ -78,17 +77,39 @@ def build(
         inner = optax.adamw(learning_rate, eps=s.epsilon, weight_decay=s.weight_decay, mask=_kernels)
     else:
         inner = optax.adam(learning_rate, eps=s.epsilon)
-    steps = [optax.clip_by_global_norm(s.clip), inner] if s.clip else [inner]
-    if s.warm_up or s.schedule != "constant":
-        steps.append(optax.scale_by_schedule(lambda count: share(s, (count + 1) * period - 1)))
+    return _clipped_and_scheduled(s, inner, period)
+
+
+def adamw(
+    settings: Adam, learning_rate: float | Array, weight_decay: float, optimiser: Optimiser | None = None
+) -> optax.GradientTransformation:
+    """The optimiser of one network of a language model: AdamW, which decays neither norms nor biases, but all else, the
+    embedding too (Brown et al. 2020, and others since).
+
+    Args:
+      settings: see `Adam`.
+      learning_rate: the agent's, as in `build`.
+      weight_decay: the agent's, where ``settings`` have none.
+      optimiser: what to use in place of AdamW, as in `build`; ``weight_decay`` is not for it.
+
+    Raises:
+      ValueError: as `build`.
+    """
+    s = settings
+    if optimiser is not None:
+        return build(s, learning_rate, optimiser)
+    decay = s.weight_decay or weight_decay
+    rate, mask = s.learning_rate or learning_rate, _matrices if decay else None
+    return _clipped_and_scheduled(s, optax.adamw(rate, eps=s.epsilon, weight_decay=decay, mask=mask))
+
+
+def _clipped_and_scheduled(
+    settings: Adam, inner: optax.GradientTransformation, period: int = 1
+) -> optax.GradientTransformation:
+    steps = [optax.clip_by_global_norm(settings.clip), inner] if settings.clip else [inner]
+    if settings.warm_up or settings.schedule != "constant":
+        steps.append(optax.scale_by_schedule(lambda count: share(settings, (count + 1) * period - 1)))
     return optax.chain(*steps) if len(steps) > 1 else inner
-
-
-def adamw(weight_decay: float) -> Optimiser:
-    """AdamW for language models, which decays neither norms nor biases (Brown et al. 2020, and others since)."""
-    if not weight_decay:
-        return functools.partial(optax.adamw, weight_decay=0.0)
-    return functools.partial(optax.adamw, weight_decay=weight_decay, mask=_matrices)
 
 
 def share(settings: Adam, count: Array) -> Array:

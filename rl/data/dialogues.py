@@ -35,7 +35,8 @@ _NUMBER = (int, float)  # and so is true: 1
 ASSISTANT = "assistant"
 # What else a message may have: the names that chat templates read.
 _OF_MESSAGES = {
-    **{name: (str, type(None)) for name in ("content", "name", "tool_call_id", "reasoning_content")},
+    "content": (str, list, type(None)),
+    **{name: (str, type(None)) for name in ("name", "tool_call_id", "reasoning_content")},
     "tool_calls": (list, type(None)),
     "reward": _NUMBER,
 }
@@ -68,8 +69,9 @@ def read(path: str | Path) -> dict[int, Dialogue | Chat | Samples]:
 
     They are the fields of `rl.envs.text.Dialogue` and of its turns, with the same defaults; ``imitate`` is a weight. Of
     messages those of the assistant are the agent's, and may have a ``reward``; a ``reward`` of the row is that of the
-    last of them. ``tools`` of the row are given to the chat template. What
-    samples earned their problem's tests have to say.
+    last of them. Their ``content`` may be in parts, ``[{"type": "text", "text": "2+2?"}, ...]``, which are joined with
+    nothing between them. ``tools`` of the row are given to the chat template. What samples earned their problem's tests
+    have to say.
 
     Raises:
       DataError: a row that is not like that, or none at all; the message names its line. Or there is no such file.
@@ -157,12 +159,35 @@ def _samples(row: dict[str, Any]) -> Samples:
 
 
 def _messages(row: Mapping[str, Any]) -> Chat:
-    """As templates are given them: without rewards, and without what is null."""
+    """As templates are given them: without rewards and what is null, every content in one piece."""
     messages = tuple(
-        {name: value for name, value in message.items() if name != "reward" and value is not None}
+        {
+            name: _joined(value) if name == "content" else value
+            for name, value in message.items()
+            if name != "reward" and value is not None
+        }
         for message in row["messages"]
     )
     return Chat(messages, tools=tuple(row.get("tools", ())))
+
+
+def _joined(content: str | list[dict[str, Any]]) -> str:
+    """A content whose parts, if it has some, follow one another."""
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)
+
+
+def _check_parts(content: list[Any]) -> None:
+    """Raises ValueError where a part of a message's content is no text."""
+    for number, part in enumerate(content, start=1):
+        if isinstance(part, dict) and part.get("type", "text") != "text":
+            raise ValueError(
+                f"part {number} of its content is of type {json.dumps(part['type'])[:40]}, and models here read text "
+                "alone: leave the part or the row out, or say in a text what it shows"
+            )
+        try:
+            _check(part, {"type": str, "text": str}, {})
+        except ValueError as error:
+            raise ValueError(f"part {number} of its content: {error}") from None
 
 
 def _check_message(number: int, message: Any) -> float:
@@ -170,6 +195,8 @@ def _check_message(number: int, message: Any) -> float:
     try:
         _check(message, {"role": str}, _OF_MESSAGES)
         _check_reward(message)
+        if isinstance(message.get("content"), list):
+            _check_parts(message["content"])
         if message.get("content") is None and message.get("tool_calls") is None:
             raise ValueError("its content is missing")
         if message.get("reward") and message["role"] != ASSISTANT:

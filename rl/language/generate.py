@@ -19,16 +19,27 @@ from rl.language.tokenizer import decode
 from rl.types import Array, Key, Params
 
 
+class Choice(NamedTuple):
+    """What the next token is drawn from."""
+
+    logits: Array  # [B, A]
+    policy: Array | None = None  # [B, A], logits whose nucleus ``top_p`` keeps; None: that of ``logits``
+
+
 class Decoder(NamedTuple):
     """What the choice of the next token needs."""
 
     cache: Callable[[int, int], Any]  # (B, M) -> an empty cache for M tokens
-    # params, tokens [B, S], segment [B, S] (0: padding), cache -> logits [B, A] of the token after them, and the cache
-    extend: Callable[[Params, Array, Array, Any], tuple[Array, Any]]
+    # params, tokens [B, S], segment [B, S] (0: padding), cache -> the choice of the token after them, and the cache
+    extend: Callable[[Params, Array, Array, Any], tuple[Choice, Any]]
 
 
 class Texts(NamedTuple):
-    """What was generated. After a text's end, tokens are 0 and log probabilities too."""
+    """What was generated. After a text's end, tokens are 0 and log probabilities too.
+
+    They are of these very tokens. A text of them (`texts`) that is tokenised again, as a dialogue's next turn is, may
+    have others: special tokens are not in it, and the rest may be split elsewhere.
+    """
 
     tokens: Array  # [B, steps] int32
     length: Array  # [B] int32, tokens up to the end, the stop token included
@@ -43,9 +54,9 @@ def decoder(lm: LM, score: Callable[[Params, Array], Array] | None = None) -> De
       score: (params, features [B, D]) -> logits [B, A]; params must then be ``{"lm": ..., anything else}``.
     """
 
-    def extend(params: Params, tokens: Array, segment: Array, cache: Any) -> tuple[Array, Any]:
+    def extend(params: Params, tokens: Array, segment: Array, cache: Any) -> tuple[Choice, Any]:
         features, cache = lm.extend(params["lm"] if score else params, tokens, segment, cache)
-        return (score or lm.logits)(params, features[:, -1]), cache
+        return Choice((score or lm.logits)(params, features[:, -1])), cache
 
     return Decoder(lm.cache, extend)
 
@@ -53,16 +64,18 @@ def decoder(lm: LM, score: Callable[[Params, Array], Array] | None = None) -> De
 def steered(policy: Decoder, advantage: Decoder, weight: float) -> Decoder:
     """``log pi(a|s) + weight * (Q(s, a) - V(s))``, the two from models of their own (ILQL, Snell et al. 2022, 4.3).
 
-    Its params are the pair of theirs. ``advantage`` gives Q - V or Q alone: V is the same for every token.
+    Its params are the pair of theirs. ``advantage`` gives Q - V or Q alone: V is the same for every token. The nucleus
+    that ``top_p`` keeps is the policy's, as in the authors' code: that of the sum could be a token which the policy
+    never writes, and whose Q no data has corrected. The temperature is that of the sum, theirs divides log pi alone.
     """
 
     def cache(rows: int, slots: int) -> Any:
         return policy.cache(rows, slots), advantage.cache(rows, slots)
 
-    def extend(params: Params, tokens: Array, segment: Array, caches: Any) -> tuple[Array, Any]:
-        logits, one = policy.extend(params[0], tokens, segment, caches[0])
-        values, other = advantage.extend(params[1], tokens, segment, caches[1])
-        return jax.nn.log_softmax(logits) + weight * values, (one, other)
+    def extend(params: Params, tokens: Array, segment: Array, caches: Any) -> tuple[Choice, Any]:
+        (logits, _), one = policy.extend(params[0], tokens, segment, caches[0])
+        (values, _), other = advantage.extend(params[1], tokens, segment, caches[1])
+        return Choice(jax.nn.log_softmax(logits) + weight * values, logits), (one, other)
 
     return Decoder(cache, extend)
 
@@ -83,7 +96,8 @@ def generator(
       decoder: what chooses.
       steps: the most tokens to add.
       temperature: 0 takes the likeliest token.
-      top_p: sample from the smallest set of tokens that holds this much probability (Holtzman et al. 2020).
+      top_p: sample from the smallest set of tokens that holds this much probability (Holtzman et al. 2020);
+        of a decoder that is `steered`, before values are added.
       stop: tokens that end a text.
 
     Raises:
@@ -99,7 +113,7 @@ def generator(
     def generate(params: Params, prompts: Array, segment: Array, key: Key) -> Texts:
         rows, length = prompts.shape
         cache = decoder.cache(rows, length + steps)
-        logits, cache = decoder.extend(params, prompts, segment, cache)
+        choice, cache = decoder.extend(params, prompts, segment, cache)
         blank = Texts(
             jnp.zeros((rows, steps), jnp.int32), jnp.zeros(rows, jnp.int32), jnp.zeros((rows, steps))
         )
@@ -109,36 +123,48 @@ def generator(
             return (step < steps) & ~over.all()
 
         def add(carry):
-            step, logits, cache, texts, over = carry
-            token = choose(logits, jax.random.fold_in(key, step), temperature, top_p)
-            chance = jnp.take_along_axis(jax.nn.log_softmax(logits), token[:, None], 1)[:, 0]
+            step, choice, cache, texts, over = carry
+            token = choose(choice.logits, jax.random.fold_in(key, step), temperature, top_p, choice.policy)
+            chance = jnp.take_along_axis(jax.nn.log_softmax(choice.logits), token[:, None], 1)[:, 0]
             texts = Texts(
                 texts.tokens.at[:, step].set(jnp.where(over, 0, token)),
                 texts.length + ~over,
                 texts.log_prob.at[:, step].set(jnp.where(over, 0.0, chance)),
             )
             over = over | (token[:, None] == stops).any(1)
-            logits, cache = decoder.extend(params, token[:, None], jnp.ones((rows, 1), jnp.int32), cache)
-            return step + 1, logits, cache, texts, over
+            choice, cache = decoder.extend(params, token[:, None], jnp.ones((rows, 1), jnp.int32), cache)
+            return step + 1, choice, cache, texts, over
 
-        start = (jnp.zeros((), jnp.int32), logits, cache, blank, jnp.zeros(rows, bool))
+        start = (jnp.zeros((), jnp.int32), choice, cache, blank, jnp.zeros(rows, bool))
         return jax.lax.while_loop(unfinished, add, start)[3]
 
     return generate
 
 
-def choose(logits: Array, key: Key, temperature: float = 1.0, top_p: float = 1.0) -> Array:
-    """One token [B] int32 for each row of ``logits`` [B, A]; see `generator`."""
+def choose(
+    logits: Array, key: Key, temperature: float = 1.0, top_p: float = 1.0, policy: Array | None = None
+) -> Array:
+    """One token [B] int32 for each row of ``logits`` [B, A]; see `generator` and, for ``policy`` [B, A], `Choice`.
+
+    The nucleus is that of the logits divided by the temperature, or that of ``policy`` as it is: divided, a low
+    temperature would leave one token, and nothing to steer.
+    """
+    if policy is not None and top_p < 1:
+        logits = jnp.where(_in_nucleus(policy, top_p), logits, -jnp.inf)
     if temperature == 0:
         return logits.argmax(-1).astype(jnp.int32)
     logits = logits / temperature
-    if top_p < 1:
-        order = jnp.argsort(logits, -1, descending=True)  # of equal ones the earlier comes first
-        ordered = jnp.take_along_axis(jax.nn.softmax(logits), order, -1)
-        in_nucleus = jnp.cumsum(ordered, -1) - ordered < top_p  # the likeliest always is
-        in_nucleus = jnp.take_along_axis(in_nucleus, jnp.argsort(order, -1), -1)
-        logits = jnp.where(in_nucleus, logits, -jnp.inf)
+    if policy is None and top_p < 1:
+        logits = jnp.where(_in_nucleus(logits, top_p), logits, -jnp.inf)
     return jax.random.categorical(key, logits).astype(jnp.int32)
+
+
+def _in_nucleus(logits: Array, top_p: float) -> Array:
+    """Whether a token is in the smallest set of probability ``top_p``, [B, A]."""
+    order = jnp.argsort(logits, -1, descending=True)  # of equal ones the earlier comes first
+    ordered = jnp.take_along_axis(jax.nn.softmax(logits), order, -1)
+    kept = jnp.cumsum(ordered, -1) - ordered < top_p  # the likeliest always is
+    return jnp.take_along_axis(kept, jnp.argsort(order, -1), -1)
 
 
 def pad_left(prompts: Sequence[Sequence[int]], length: int | None = None) -> tuple[np.ndarray, np.ndarray]:
@@ -165,7 +191,10 @@ def pad_left(prompts: Sequence[Sequence[int]], length: int | None = None) -> tup
 
 
 def texts(generated: Texts, tokenizer: Any, stop: Sequence[int] = ()) -> list[str]:
-    """The generated texts as strings, as they go on with the prompts, without the stop token."""
+    """The generated texts as strings, as they go on with the prompts, without the stop token.
+
+    Special tokens within a text vanish, as in `rl.language.tokenizer.decode`: see `Texts`.
+    """
     rows = zip(np.asarray(generated.tokens), np.asarray(generated.length), strict=True)
     tokens = [row[:length].tolist() for row, length in rows]
     return decode(tokenizer, [row[:-1] if row[-1] in stop else row for row in tokens])

@@ -14,10 +14,11 @@ from rl.language import model
 from rl.language.model import LM
 from rl.types import Array, State, TokenBatch
 from rl.values import tokens
+from rl.values.tokens import TokenValues
 
 
 def reader(
-    lm: LM, token_values: Callable[[State, TokenBatch], Any] | None = None, discount: float = 1.0
+    lm: LM, token_values: Callable[[State, TokenBatch], TokenValues] | None = None, discount: float = 1.0
 ) -> Callable[[State, TokenBatch], dict[str, Array]]:
     """A compiled function of a state and a batch [B, T]: log-probabilities, values and returns, [B, T] at the tokens.
 
@@ -26,8 +27,7 @@ def reader(
 
     Args:
       lm: the model; its parameters are ``state.params["policy"]``.
-      token_values: what the function of this name in the agent's module gives (`rl.agents.bcoder`, `rl.agents.ilql`);
-        None where it has no values.
+      token_values: what the function of this name in the agent's module gives; None where it has no values.
       discount: of the returns.
     """
 
@@ -43,8 +43,7 @@ def reader(
         if token_values is None:
             return outputs | {"score": log_probability}
         judged = token_values(state, batch)
-        score = judged.reward if hasattr(judged, "reward") else judged.q - judged.v
-        return outputs | {"score": score, "q": judged.q}
+        return outputs | {"score": judged.score, "q": judged.q}
 
     return read
 

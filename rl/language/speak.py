@@ -85,8 +85,9 @@ def speaker(
 ) -> Callable[[Params, Key], Callable[[Sequence[Dialogue | Chat]], list[str]]]:
     """A function of the decoder's params and a key to what it says, compiled once for each length of what it has read.
 
-    A dialogue is read as `episode` has it, so that a model reads what it was trained on. What does not fit is left out
-    at the front, but behind the tokens that the tokenizer puts before every text.
+    A dialogue is read as `episode` has it, so that a model reads what it was trained on. So is what it said itself: as
+    tokens of the text, which may be others than it sampled, and without special tokens that it sampled within an
+    action. What does not fit is left out at the front, but behind the tokens that the tokenizer puts before every text.
 
     Args:
       decoder: what chooses each token.

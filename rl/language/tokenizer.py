@@ -124,7 +124,10 @@ def continuation(tokenizer: Any, text: str) -> list[int]:
 
 
 def decode(tokenizer: Any, rows: Iterable[Sequence[int]]) -> list[str]:
-    """The texts of `continuation`'s tokens, with the space that some tokenizers take away from a text's beginning."""
+    """The texts of `continuation`'s tokens, with the space that some tokenizers take away from a text's beginning.
+
+    Special tokens leave nothing in them, so that `continuation` of such a text does not give them back.
+    """
     line_end = _anchor(tokenizer)[1:]
     texts = tokenizer.decode_batch([[*line_end, *row] for row in rows])
     return [text[len(line_end) :] for text in texts]

@@ -109,6 +109,14 @@ def per_episode(values: Array, segment: Array, episodes: int) -> Array:
     return jnp.where(segment[:, None] == number[:, None], values[:, None], 0.0).sum(-1)
 
 
+class TokenValues(NamedTuple):
+    """What an agent thinks of the actions in a batch, [B, T] at the tokens themselves, 0 at all others."""
+
+    score: Array  # what an action adds to its text's score, by which texts are ranked
+    q: Array
+    v: Array  # of the state in which the token was chosen
+
+
 # ---- over a vocabulary -------------------------------------------------------------------------------------------
 
 
