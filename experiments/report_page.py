@@ -20,6 +20,7 @@ WHICH = {
     "selected": "Selected evaluation: chosen on half of the episodes (or by estimates), scored on the rest",
 }
 _CURVES = 8  # the most of one figure
+_ROUNDING = 1e-9  # by which the bounds of an interval without width may differ, as a part of them
 AGGREGATES = {"iqm": "IQM", "median": "median", "mean": "mean", "optimality_gap": "optimality gap"}
 
 
@@ -70,17 +71,30 @@ def _last(result: Mapping[str, Any]) -> str:
 
 def _answers(result: Mapping[str, Any]) -> Iterator[str]:
     """One line per baseline: who beats it, and on how many tasks."""
-    for base in dict.fromkeys(row["baseline"] for row in result["better"]):
-        rows = [row for row in result["better"] if row["baseline"] == base and len(row["tasks"])]
+    against: dict[str, list[Mapping[str, Any]]] = {}
+    for row in result["better"]:
+        against.setdefault(row["baseline"], []).append(row)
+    for base, of_base in against.items():
+        rows = [row for row in of_base if len(row["tasks"])]
         words = []
         for row in (row for row in rows if len(row["better"]) or len(row["worse"])):
             worse = f", worse on {len(row['worse'])}" if len(row["worse"]) else ""
             words.append(f"`{row['variant']}` on {len(row['better'])} of {len(row['tasks'])} tasks{worse}")
         if len(words) < len(rows):
             words.append(f"no other of {len(rows)}" if words else f"no other (0 of {len(rows)})")
-        alone = any(np.isnan(cell["last"]["ci95"][0]) for cell in result["cells"])
-        text = "; ".join(words) or f"nothing to compare yet{', where a single seed has no interval' * alone}"
-        yield f"**Better than `{base}` (95 % intervals of the last scores do not overlap):** {text}."
+        text = "; ".join(words) or "nothing to compare yet"
+        without = "".join(_without_interval(result, {base, *(row["variant"] for row in of_base)}))
+        yield f"**Better than `{base}` (95 % intervals of the last scores do not overlap):** {text}.{without}"
+
+
+def _without_interval(result: Mapping[str, Any], variants: Collection[str]) -> Iterator[str]:
+    """Sentences on scores of these variants that are compared with none, as they have no interval."""
+    last = [cell["last"] for cell in result["cells"] if cell["variant"] in variants]
+    without = [len(one["each"]) for one in last if not has_width(one["ci95"])]
+    if 1 in without:
+        yield " A single seed has no interval and is not compared."
+    if any(seeds > 1 for seeds in without):
+        yield " Where all seeds score the same, their spread was not seen, and nothing is compared."
 
 
 def _provenance(result: Mapping[str, Any]) -> Iterator[str]:
@@ -114,11 +128,24 @@ def _style(result: Mapping[str, Any]) -> str:
     return ".2f" if result["rate"] else ".1f"
 
 
+def has_width(bounds: Sequence[float]) -> bool:
+    """Whether an interval says anything: not that of a single seed, nor where all seeds scored the same."""
+    low, high = bounds
+    return bool(high - low > _ROUNDING * max(1.0, abs(low)))  # NaN is not
+
+
 def _between(mean: float, bounds: Sequence[float], style: str) -> str:
     """A value with its interval, or alone where there is none: of one seed, or if all resamples agree."""
-    if np.isnan(bounds[0]) or bounds[0] == bounds[1]:
+    if not has_width(bounds):
         return format(float(mean), style)
     return studies.between({"mean": mean, "ci95": bounds}, style)
+
+
+def _cell(summary: Mapping[str, Any], style: str) -> str:
+    """A mean over seeds with its interval; where all of several seeds score the same, their number."""
+    seeds = len(summary["each"])
+    same = seeds > 1 and not has_width(summary["ci95"])
+    return _between(summary["mean"], summary["ci95"], style) + f" (all {seeds} seeds)" * same
 
 
 def _fewest_seeds(result: Mapping[str, Any]) -> int:
@@ -235,7 +262,7 @@ def _table(result: Mapping[str, Any], which: str) -> str:
                 (
                     task,
                     *("" if of_data.get(task) is None else format(of_data[task], style) for _ in logged),
-                    *(_between(one["mean"], one["ci95"], style) if one else "" for one in cells),
+                    *(_cell(one, style) if one else "" for one in cells),
                     *(_reported(beside.get((name, task)), style) for name in reported),
                 )
             )

@@ -119,7 +119,10 @@ def identity(part: Part) -> dict[str, Any]:
 
 
 def better(cells: Sequence[Mapping[str, Any]], against: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Where the interval of a variant's last score lies above or below that of its baseline."""
+    """Where the interval of a variant's last score lies above or below that of its baseline.
+
+    Tasks on which either has none (`report_page.has_width`) are not decided and do not count.
+    """
     last = {(cell["variant"], cell["task"]): cell["last"]["ci95"] for cell in cells}
     rows = []
     for variant, base in against.items():
@@ -128,8 +131,7 @@ def better(cells: Sequence[Mapping[str, Any]], against: Mapping[str, str]) -> li
             for name, task in last
             if name == variant
             and (base, task) in last
-            # A single seed has no interval.
-            and np.isfinite([last[variant, task], last[base, task]]).all()
+            and all(report_page.has_width(last[one, task]) for one in (variant, base))
         ]
         pairs = {task: (last[variant, task], last[base, task]) for task in tasks}
         rows.append(

@@ -390,6 +390,34 @@ def test_each_is_compared_with_what_differs_in_the_baseline_alone(tmp_path: Path
         report_scores.baselines(parts, "agent=bc")
 
 
+def test_scores_whose_spread_was_not_seen_decide_nothing() -> None:
+    """Equal seeds leave an interval without width, but for rounding, which would lie above any other."""
+    scores = {
+        ("bc", "flat"): [-200.0, -200.0],
+        ("own", "flat"): [-199.9] * 3,
+        ("bc", "wide"): [0.0, 1.0],
+        ("own", "wide"): [50.0, 51.0],
+        ("bc", "half"): [0.0, 1.0],
+        ("own", "half"): [500.0] * 3,
+    }
+    cells = [
+        {"variant": variant, "task": task, "last": statistics.summary(each)}
+        for (variant, task), each in scores.items()
+    ]
+    better = report_scores.better(cells, {"own": "bc"})
+    assert better == [
+        {"variant": "own", "baseline": "bc", "tasks": ["wide"], "better": ["wide"], "worse": []}
+    ]
+    (answer,) = report_page._answers({"better": better, "cells": cells})
+    assert answer.endswith(
+        " `own` on 1 of 1 tasks. Where all seeds score the same, their spread was not seen, "
+        + "and nothing is compared."
+    )
+    about = {"cells": cells, "rate": False, "variants": ["bc", "own"], "tasks": ["half"]}
+    table = report_page._table(about | {"published": [], "data": {}, "score": "return"}, "last")
+    assert table.splitlines()[-2:] == ["| `bc` | 0.5 [-5.9, 6.9] |", "| `own` | 500.0 (all 3 seeds) |"]
+
+
 def test_seeds_of_several_runs_are_pooled_and_those_of_one_program_kept_apart(tmp_path: Path) -> None:
     parameters = {
         "agent.expectile": {"values": [0.5, 0.9]},
