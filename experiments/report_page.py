@@ -176,15 +176,16 @@ def _aggregate_blocks(result: Mapping[str, Any]) -> Iterator[str]:
         return
     yield "## Aggregates"
     yield _aggregate_caption(result)
-    yield _aggregate_table(result)
-    if "optimality_gap" not in next(iter(aggregates.values())):
+    if len(result["profiles"]):
+        yield _aggregate_table(result)
+        yield "![interquartile means](iqm.png)"
+        yield "Performance profile: the share of runs, over seeds and tasks, that score above a threshold."
+        yield "![performance profiles](profiles.png)"
+    else:
         yield (
-            f"`{result['score']}` has no scale that tasks share: those with large scores decide these numbers. "
-            "Probabilities of improvement compare on each task apart."
+            f"There are no means over tasks, as `{result['score']}` has no scale that tasks share: those with large "
+            "numbers would decide. Probabilities of improvement compare on each task apart."
         )
-    yield "![interquartile means](iqm.png)"
-    yield "Performance profile: the share of runs, over seeds and tasks, that score above a threshold."
-    yield "![performance profiles](profiles.png)"
     yield from _improvement_blocks(result)
 
 
@@ -195,26 +196,25 @@ def _aggregate_caption(result: Mapping[str, Any]) -> str:
     if left := [f"`{name}`" for name in result["variants"] if name not in aggregates]:
         of += f" (without {', '.join(left)}, too little of which is finished)"
     intervals = "Intervals: stratified bootstrap, seeds resampled within each task"
-    if (seeds := _fewest_seeds(result)) > 1:
+    if (seeds := _fewest_seeds(result)) > 1 and len(result["profiles"]):
         width = _bootstrap_width(seeds, len(tasks))
         intervals += (
             f", with {seeds} seeds about {width:.2f} times as wide as they should be, and in the figure of "
             "interquartile means divided by that"
         )
     sentences = [f"{of}.", f"{intervals}."]
-    if "optimality_gap" in next(iter(aggregates.values())):
+    if len(result["profiles"]):
         sentences.append("The optimality gap is how far scores fall short of the optimum.")
     return " ".join(sentences)
 
 
 def _aggregate_table(result: Mapping[str, Any]) -> str:
-    style, aggregates = _style(result), result["aggregates"]
-    names = [name for name in AGGREGATES if name in next(iter(aggregates.values()))]
+    style = _style(result)
     rows = [
-        (f"`{variant}`", *(_between(estimates[n]["value"], estimates[n]["ci95"], style) for n in names))
-        for variant, estimates in aggregates.items()
+        (f"`{variant}`", *(_between(estimates[n]["value"], estimates[n]["ci95"], style) for n in AGGREGATES))
+        for variant, estimates in result["aggregates"].items()
     ]
-    return studies.table(("", *(AGGREGATES[name] for name in names)), rows)
+    return studies.table(("", *AGGREGATES.values()), rows)
 
 
 def _improvement_blocks(result: Mapping[str, Any]) -> Iterator[str]:
@@ -452,7 +452,7 @@ def _one_line(error: str) -> str:
 
 def draw(folder: Path, result: Mapping[str, Any]) -> None:
     """The figures that the report shows."""
-    if result["aggregates"]:
+    if result["profiles"]:
         _draw_aggregates(folder, result)
     _draw_choices(folder, result)
     _draw_curves(folder, result)
