@@ -171,7 +171,7 @@ def _aggregate_blocks(result: Mapping[str, Any]) -> Iterator[str]:
                 "Aggregates, profiles and probabilities of improvement are over 2 tasks or more that all have "
                 f"finished; here there {'is 1' if tasks else 'is none'}. From Python "
                 "`rl.statistics.probability_of_improvement` compares on one task, too: it takes `each` of "
-                "`result.json` as [seeds, 1]."
+                "`result.json` as [seeds, 1]." + _lost_to_failures(result, result["variants"])
             )
         return
     yield "## Aggregates"
@@ -193,8 +193,12 @@ def _aggregate_caption(result: Mapping[str, Any]) -> str:
     """What aggregates are of, and how far their intervals can be trusted."""
     tasks, aggregates = result["aggregate_tasks"], result["aggregates"]
     of = f"Last scores over {len(tasks)} of {len(result['tasks'])} tasks, those that all of these have finished"
-    if left := [f"`{name}`" for name in result["variants"] if name not in aggregates]:
-        of += f" (without {', '.join(left)}, too little of which is finished)"
+    if left := [name for name in result["variants"] if name not in aggregates]:
+        failed = "; ".join(_failed(result, left))
+        of += (
+            f" (without {', '.join(f'`{name}`' for name in left)}, too little of which is finished"
+            f"{f': {failed}' * bool(failed)})"
+        )
     intervals = "Intervals: stratified bootstrap, seeds resampled within each task"
     if (seeds := _fewest_seeds(result)) > 1 and len(result["profiles"]):
         width = _bootstrap_width(seeds, len(tasks))
@@ -202,10 +206,30 @@ def _aggregate_caption(result: Mapping[str, Any]) -> str:
             f", with {seeds} seeds about {width:.2f} times as wide as they should be, and in the figure of "
             "interquartile means divided by that"
         )
-    sentences = [f"{of}.", f"{intervals}."]
+    sentences = [f"{of}.{_lost_to_failures(result, aggregates)}", f"{intervals}."]
     if len(result["profiles"]):
         sentences.append("The optimality gap is how far scores fall short of the optimum.")
     return " ".join(sentences)
+
+
+def _lost_to_failures(result: Mapping[str, Any], variants: Collection[str]) -> str:
+    """A sentence on the tasks that failed runs of these variants take from all of them."""
+    if not (failed := [*_failed(result, variants)]):
+        return ""
+    return (
+        f" **Lost to runs that failed: {'; '.join(failed)}.** These tasks count for none, which flatters whose runs "
+        "failed."
+    )
+
+
+def _failed(result: Mapping[str, Any], variants: Collection[str]) -> Iterator[str]:
+    """On which tasks runs of these variants ended without a score, in words."""
+    tasks: dict[tuple[str, str], list[str]] = {}
+    for row in result.get("failures", []):  # which older results do not tell
+        if row["variant"] in variants:
+            tasks.setdefault((row["variant"], row["state"]), []).append(row["task"])
+    for (variant, state), on in tasks.items():
+        yield f"`{variant}` {'has no scores' if state == 'no scores' else state} on {', '.join(on)}"
 
 
 def _aggregate_table(result: Mapping[str, Any]) -> str:

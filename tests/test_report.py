@@ -492,7 +492,7 @@ def test_runs_of_a_program_that_diverged_are_missing_only_if_they_are(
     card(program, place)
     log.write_json(place / records.FAILED, {"error": "diverged: at update 5", "runs": 1})
     log.write_json(place / records.DIVERGED, {})
-    for i, states in enumerate((["failed", "expectile=0.9"], ["done", ""])):  # the first run, then both
+    for i, states in enumerate((["diverged", "expectile=0.9"], ["done", ""])):  # the first run, then both
         leave(place / f"{i:03d}", SCORES[0, i])
         alone = {"parameters": {}, "scores": lifecycle.summary(lifecycle.scored_rows(place / f"{i:03d}"))}
         log.result(place / f"{i:03d}", {"updates": 20, "wall_seconds": 1.0, "variants": [alone]})
@@ -500,6 +500,39 @@ def test_runs_of_a_program_that_diverged_are_missing_only_if_they_are(
         assert result["programs"][0]["state"] == states[0] and len(result["cells"]) == i + 1
         missing = "".join(report_page._missing(result))
         assert states[1] in missing and "expectile=0.5" not in missing
+        failed = {"variant": "iql, expectile=0.9", "task": TASKS[0], "state": "diverged"}
+        assert result["failures"] == [failed][i:]
+
+
+def test_tasks_that_failed_runs_take_from_all_are_named(finished: Any, tmp_path: Path) -> None:
+    """An agent is compared only where it did not break; one that is unfinished takes its tasks for a while only."""
+    file, _, programs = finished
+    places = list(programs)
+    score = "normalized_return"
+
+    def said() -> tuple[list[str], str]:
+        parts = [*report_runs.read(layout.load(file, {}, str(tmp_path / "runs")))]
+        cells = report_scores.cells(parts, score, 1)
+        about = {"cells": cells, "better": [], "variants": ["bc", "iql"], "tasks": TASKS, "rate": False}
+        about |= {"failures": report_runs.failures(parts, score), **report_scores.aggregated(cells, score)}
+        page = "".join(report_page._aggregate_blocks(about))
+        return [report_runs.fate(part, score) for part in parts], page
+
+    assert "Lost to" not in said()[1]
+    (places[4] / log.RESULT).unlink()
+    log.write_json(places[4] / records.FAILED, {"error": "diverged: at update 5", "runs": 1})
+    lost = f" **Lost to runs that failed: `iql` diverged on {TASKS[1]}.**"
+    fates, page = said()
+    assert fates == [*["done"] * 4, "diverged", "done"]
+    assert f"Last scores over 2 of 3 tasks, those that all of these have finished.{lost}" in page
+    (places[2] / log.RESULT).unlink()
+    result = (places[2] / log.RESULT).read_bytes()
+    (places[2] / log.RESULT).unlink()
+    fates, page = said()
+    assert fates[2] == "stopped" and "here there is 1. " in page and lost in page and TASKS[2] not in page
+    (places[2] / log.RESULT).write_bytes(result)
+    (places[5] / log.RESULT).unlink()
+    assert f"(without `iql`, too little of which is finished: `iql` diverged on {TASKS[1]})" in said()[1]
 
 
 def test_runs_that_are_not_equally_long_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
