@@ -308,13 +308,12 @@ def _tuning_blocks(result: Mapping[str, Any]) -> Iterator[str]:
     if not rows:
         return
     yield "## With k settings to try"
-    alone = any(np.isnan(row["best"][0]["ci95"][0]) for row in rows)
+    alone = any(len(row["best"][0]["each"]) == 1 for row in rows)
     yield (
         "What one gets who trains k of the settings, drawn at random, and keeps the best: expected last scores "
-        "(`rl.selection.expected_best`). The other seeds choose the best, and the one that is left out counts; "
-        "intervals are over the one left out."
-        + " A single seed does both, which flatters, and has no interval."
-        * alone
+        "(`rl.selection.expected_best`). The other seeds choose the best, and the one that is left out counts: the "
+        "mean over which one that is, and in brackets the smallest and the largest. That is no confidence interval, "
+        "as the choices share seeds." + " A single seed does both, which flatters." * alone
     )
     style = _style(result)
     *some, _ = max((row["tries"] for row in rows), key=len)
@@ -324,9 +323,9 @@ def _tuning_blocks(result: Mapping[str, Any]) -> Iterator[str]:
             (
                 f"`{row['agent']}`",
                 row["task"],
-                *(_between(x["mean"], x["ci95"], style) for x in row["best"][:-1]),
+                *(_ranging(x["each"], style) for x in row["best"][:-1]),
                 *[""] * (len(some) + 1 - len(row["best"])),
-                f"{_between(row['best'][-1]['mean'], row['best'][-1]['ci95'], style)} ({row['tries'][-1]})",
+                f"{_ranging(row['best'][-1]['each'], style)} ({row['tries'][-1]})",
             )
             for row in rows
         ],
@@ -342,6 +341,12 @@ def _tuning_blocks(result: Mapping[str, Any]) -> Iterator[str]:
         yield f"![{task}, with n episodes]({_choice_file(task)})"
     if without := [f"`{row['agent']}` on {row['task']}" for row in rows if row["bandit"] is None]:
         yield f"Without a curve, as episodes of the last evaluation are missing: {', '.join(without)}."
+
+
+def _ranging(each: Sequence[float], style: str) -> str:
+    """The mean, and the smallest and the largest of several in brackets."""
+    mean, *extremes = (format(float(by(each)), style) for by in (np.mean, np.min, np.max))
+    return mean + f" [{', '.join(extremes)}]" * (len(each) > 1)
 
 
 def _choices(result: Mapping[str, Any]) -> dict[str, dict[str, tuple[Any, Any, Any, Any]]]:

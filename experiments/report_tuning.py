@@ -10,7 +10,7 @@ import numpy as np
 
 from experiments import report_runs, report_scores
 from experiments.report_runs import Part
-from rl import lifecycle, log, selection, statistics
+from rl import log, selection
 
 _LEAST = 3  # settings of one agent, below which nothing is said
 _TRIES = (1, 2, 3, 5, 10, 20, 50)  # of settings, before all of them
@@ -24,8 +24,9 @@ def tuned(
 
     Settings differ in the agent's hyper-parameters; runs with another head, say, are another agent's. An entry has
 
-    - ``best``: for each number of ``tries``, the expected last score of the best of as many settings. The other seeds
-      choose, and the one left out counts (`rl.selection.expected_best`); a single seed does both;
+    - ``best``: for each number of ``tries``, the expected last score of the best of as many settings, by the seed that
+      is left out: the other seeds choose, and it counts (`rl.selection.expected_best`); a single seed does both. Two
+      choices share all seeds but two, so that Student's interval of these scores would be none;
     - ``bandit``: the expected score of the policy that a bandit chooses among all settings and seeds after 1, 2, ...
       episodes (`rl.selection.bandit`). It plays the first half of the last evaluation, and the other half counts. None
       where there are no such episodes.
@@ -40,7 +41,7 @@ def tuned(
             "agent": agent,
             "task": task,
             "variants": list(settings),
-            **_best([scores[variant, task] for variant in settings], rate=score in lifecycle.RATES),
+            **_best([scores[variant, task] for variant in settings]),
             "bandit": _bandit([part for of_one in settings.values() for part in of_one], score),
         }
         for (task, agent, _), settings in groups.items()
@@ -64,7 +65,7 @@ def _agent(part: Part) -> str:
     return name
 
 
-def _best(of_settings: Sequence[np.ndarray], *, rate: bool) -> dict[str, Any]:
+def _best(of_settings: Sequence[np.ndarray]) -> dict[str, Any]:
     """Scores by the number of settings that are tried, from those of each setting [S]."""
     seeds = min(map(len, of_settings))
     matrix = np.stack([each[:seeds] for each in of_settings], 1)  # [S, P]
@@ -74,9 +75,7 @@ def _best(of_settings: Sequence[np.ndarray], *, rate: bool) -> dict[str, Any]:
         [selection.expected_best(row, k, by) for row, by in zip(matrix, chosen_by, strict=True)]
         for k in tries
     ]
-    # Weights that sum to 1 up to rounding may leave [0, 1].
-    summaries = [statistics.summary(np.clip(x, matrix.min(), matrix.max()), rate=rate) for x in each]
-    return {"tries": tries, "best": summaries}
+    return {"tries": tries, "best": [{"mean": np.mean(x), "each": x} for x in each]}
 
 
 def _bandit(parts: Sequence[Part], score: str) -> dict[str, Any] | None:
