@@ -315,6 +315,11 @@ def _tuning_blocks(result: Mapping[str, Any]) -> Iterator[str]:
         "mean over which one that is, and in brackets the smallest and the largest. That is no confidence interval, "
         "as the choices share seeds." + " A single seed does both, which flatters." * alone
     )
+    if any(len(row["without"]) for row in rows):
+        yield (
+            "Settings without a score are left out, as the rows say: the numbers are of draws from the others, which "
+            "flatters where a setting diverged or failed."
+        )
     style = _style(result)
     *some, _ = max((row["tries"] for row in rows), key=len)
     yield studies.table(
@@ -325,7 +330,7 @@ def _tuning_blocks(result: Mapping[str, Any]) -> Iterator[str]:
                 row["task"],
                 *(_ranging(x["each"], style) for x in row["best"][:-1]),
                 *[""] * (len(some) + 1 - len(row["best"])),
-                f"{_ranging(row['best'][-1]['each'], style)} ({row['tries'][-1]})",
+                f"{_ranging(row['best'][-1]['each'], style)} ({_drawn_from(row)})",
             )
             for row in rows
         ],
@@ -341,6 +346,14 @@ def _tuning_blocks(result: Mapping[str, Any]) -> Iterator[str]:
         yield f"![{task}, with n episodes]({_choice_file(task)})"
     if without := [f"`{row['agent']}` on {row['task']}" for row in rows if row["bandit"] is None]:
         yield f"Without a curve, as episodes of the last evaluation are missing: {', '.join(without)}."
+
+
+def _drawn_from(row: Mapping[str, Any]) -> str:
+    """How many settings have a score; where that is not all of them, of how many, and why not."""
+    finished, without = row["tries"][-1], row["without"]
+    if not len(without):
+        return f"{finished}"
+    return f"{finished} of {finished + sum(without.values())}: {', '.join(f'{n} {why}' for why, n in without.items())}"
 
 
 def _ranging(each: Sequence[float], style: str) -> str:

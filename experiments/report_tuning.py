@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,8 +23,11 @@ def tuned(
 ) -> dict[str, list[dict[str, Any]]]:
     """{"tuned": one entry for each agent and task}, or nothing where no agent has three settings finished on a task.
 
-    Settings differ in the agent's hyper-parameters; runs with another head, say, are another agent's. An entry has
+    Settings differ in the agent's hyper-parameters; runs with another head, say, are another agent's. Those that
+    diverged or are not finished have no score to be drawn. An entry has
 
+    - ``variants``: the settings that are drawn from;
+    - ``without``: {why a setting is not among them: how many}, of all that are planned;
     - ``best``: for each number of ``tries``, the expected last score of the best of as many settings, by the seed that
       is left out: the other seeds choose, and it counts (`rl.selection.expected_best`); a single seed does both. Two
       choices share all seeds but two, so that Student's interval of these scores would be none;
@@ -32,21 +36,22 @@ def tuned(
       where there are no such episodes.
     """
     scores = {(cell["variant"], cell["task"]): np.asarray(cell["last"]["each"]) for cell in cells}
+    ended = {(row["variant"], row["task"]): row["state"] for row in report_runs.failures(parts, score)}
     groups: dict[tuple[str, str, tuple[tuple[str, str], ...]], dict[str, list[Part]]] = {}
-    for part in (part for part in parts if (part.variant, part.task) in scores):
+    for part in parts:
         settings = groups.setdefault((part.task, _agent(part), _shared(part)), {})
         settings.setdefault(part.variant, []).append(part)
-    rows = [
-        {
-            "agent": agent,
-            "task": task,
-            "variants": list(settings),
-            **_best([scores[variant, task] for variant in settings]),
-            "bandit": _bandit([part for of_one in settings.values() for part in of_one], score),
-        }
-        for (task, agent, _), settings in groups.items()
-        if len(settings) >= _LEAST
-    ]
+    rows = []
+    for (task, agent, _), planned in groups.items():
+        settings = {variant: of_one for variant, of_one in planned.items() if (variant, task) in scores}
+        if len(settings) < _LEAST:
+            continue
+        without = [ended.get((variant, task), "unfinished") for variant in planned if variant not in settings]
+        row: dict[str, Any] = {"agent": agent, "task": task, "variants": list(settings)}
+        row["without"] = dict(collections.Counter(without))
+        row |= _best([scores[variant, task] for variant in settings])
+        row["bandit"] = _bandit([part for of_one in settings.values() for part in of_one], score)
+        rows.append(row)
     return {"tuned": rows} if rows else {}
 
 

@@ -745,14 +745,24 @@ def test_a_sweep_says_what_one_gets_who_can_try_k_settings(
     assert f" | {np.mean(expected):.1f} [{min(expected):.1f}, {max(expected):.1f}] (4) |\n" in text
     assert f"]({TASKS[0]}-choice.png)" in text and (tmp_path / "out" / f"{TASKS[0]}-choice.png").exists()
     assert f"episodes of the last evaluation are missing: `iql, quantile` on {TASKS[0]}." in text
-    two = [part for part in report_runs.read(plan) if part.index < 2]
-    # As of two files, whose labels do not name what each of them fixes.
-    four = [
-        part._replace(parameters=part.parameters | {"n_step": 1 + part.index % 2})
-        for part in report_runs.read(plan)
+    parts, name = [*report_runs.read(plan)], "normalized_return"
+    first, second = parts[0].variant, parts[1].variant
+    diverged = records.State("failed", 1, 2, 0.0, f"{records.DIVERGENCE}: at update 5")
+    others = [  # a setting of the first row that diverged, and one that has not begun
+        parts[i]._replace(variant=f"{variant}x", state=state, result=None, scores=None)
+        for i, variant, state in ((0, first, diverged), (1, second, diverged._replace(name="waiting")))
     ]
+    row, lost = report_tuning.tuned([*parts, *others], result["cells"], name)["tuned"]
+    assert row["without"] == {"diverged": 1, "unfinished": 1} and lost["without"] == {}
+    assert row["tries"] == [1, 2, 3, 4]
+    blocks = [*report_page._tuning_blocks({"tuned": [row, lost], "rate": False})]
+    assert "] (4 of 6: 1 diverged, 1 unfinished) |\n" in blocks[3] and "] (4) |" in blocks[3]
+    assert blocks[2].startswith("Settings without a score are left out")
+    two = [part for part in parts if part.index < 2]
+    # As of two files, whose labels do not name what each of them fixes.
+    four = [part._replace(parameters=part.parameters | {"n_step": 1 + part.index % 2}) for part in parts]
     for parts in (two, four):
-        assert report_tuning.tuned(parts, result["cells"], "normalized_return") == {}
+        assert report_tuning.tuned(parts, result["cells"], name) == {}
 
 
 # ---- what is stored -----------------------------------------------------------------------------------------
