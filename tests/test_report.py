@@ -663,6 +663,7 @@ def test_data_are_those_of_the_finished_runs_whatever_lies_on_this_machine(
         ([], "give a sweep file: python -m experiments.report"),
         (["{file}", "--set=sedes=2"], "board.yaml: .* no setting 'sedes': did you mean 'seeds'"),
         (["{file}", "--set=dataset"], "--set takes flag=value"),
+        (["{file}", "--count=3"], "board.yaml: --count: only a random sweep draws its runs"),
         (["{file}", "{file}", "--workdir=runs"], "--workdir is the folder of one sweep"),
         (["{file}", "--workdir=nosuch"], "--workdir=nosuch is no folder"),
         (["{file}", "{file}"], r"are both bc on hopper-medium-regen-v5 with the same seed"),
