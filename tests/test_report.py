@@ -946,6 +946,19 @@ def test_figures_of_aggregates_say_of_how_many_seeds_and_updates(of: dict[str, A
     assert report_page._of_what(result | {"data": {"a": {}}}).startswith("2 tasks, data regenerated here,\n")
 
 
+def test_error_bars_of_interquartile_means_are_as_wide_as_students() -> None:
+    """With the t of printed tables, 12.706 for one degree of freedom and 2.064 for 24; and by simulation."""
+    assert report_page._bootstrap_width(2, 1) == pytest.approx(np.sqrt(1 / 2) * 1.960 / 12.706, rel=1e-3)
+    assert report_page._bootstrap_width(5, 6) == pytest.approx(np.sqrt(4 / 5) * 1.960 / 2.064, rel=1e-3)
+    seen = []
+    for scores in np.random.default_rng(0).normal(size=(200, 5, 1)):
+        low, high = statistics.bootstrap(statistics.mean, scores, resamples=400)
+        seen.append((high - low) / np.ptp(statistics.interval(scores[:, 0])))
+    assert np.mean(seen) == pytest.approx(report_page._bootstrap_width(5, 1), rel=0.05)
+    assert report_page._widened(5.0, [4.0, 7.0], width=0.5, rate=False) == (5.0, 3.0, 9.0)
+    assert report_page._widened(0.9, [0.8, 0.96], width=0.5, rate=True) == pytest.approx((0.9, 0.7, 1.0))
+
+
 def test_a_finished_run_without_the_score_is_listed(finished: Any, tmp_path: Path) -> None:
     file, where, programs = finished
     place = next(iter(programs))
