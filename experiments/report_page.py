@@ -217,8 +217,8 @@ def _lost_to_failures(result: Mapping[str, Any], variants: Collection[str]) -> s
     if not (failed := [*_failed(result, variants)]):
         return ""
     return (
-        f" **Lost to runs that failed: {'; '.join(failed)}.** These tasks count for none, which flatters whose runs "
-        "failed."
+        f" **Lost to runs that failed: {'; '.join(failed)}.** These tasks count for none, which flatters those whose "
+        "runs failed."
     )
 
 
