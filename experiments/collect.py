@@ -114,15 +114,15 @@ _READS: dict[str, tuple[flags.FlagHolder[Any], ...]] = {
 
 def main(_: list[str]) -> None:
     jobs = ((_DATASET, make), (_DESCRIBE, describe), (_TO_MINARI, to_minari))
-    chosen = [(flag, job) for flag, job in jobs if flag.value]
+    chosen = [(flag.name, name, job) for flag, job in jobs if (name := flag.value)]
     if len(chosen) != 1:
         raise ValueError(
             "give one of --dataset=NAME to make, --describe=NAME and --to_minari=NAME; see --help"
         )
-    ((flag, job),) = chosen
-    _check_given(flag.name)
+    ((flag, name, job),) = chosen
+    _check_given(flag)
     try:
-        job(flag.value)
+        job(name)
     except KeyboardInterrupt:
         print("\nStopped. What is finished is kept; run the same command again to continue.", file=sys.stderr)
         raise SystemExit(130) from None
