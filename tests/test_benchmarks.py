@@ -194,12 +194,17 @@ def test_a_call_returns_when_its_work_is_done(loop: str, monkeypatch: pytest.Mon
     monkeypatch.setattr(cases, "SECONDS", 1e-9)
     tiny = cases.subject(bc, bc.Config(hidden=(4,)))
     case = getattr(cases, loop)(tiny, 1, 2, 3, cases.synthetic(20))
-    waited: list[Any] = []
-    monkeypatch.setattr(jax, "block_until_ready", lambda x: (waited.append(x), x)[1])
+    steps: list[int] = []  # of the state that was waited for
+
+    def wait(x: Any) -> Any:
+        (state, *_) = jax.tree.leaves(x, is_leaf=lambda y: hasattr(y, "step"))
+        steps.append(int(np.max(state.step)))
+        return x
+
+    monkeypatch.setattr(jax, "block_until_ready", wait)
     for _ in range(2):
         case.call()
-    steps = [int(np.max(jax.tree.leaves(x, is_leaf=lambda y: hasattr(y, "step"))[0].step)) for x in waited]
-    assert len(steps) == 2 and steps[1] - steps[0] == case.updates  # once a call, for the state that it left
+    assert len(steps) == 2 and steps[1] - steps[0] == case.updates  # once a call, for what it leaves
 
 
 def test_kernels_of_a_trace_are_counted_per_update() -> None:

@@ -525,7 +525,6 @@ def test_tasks_that_failed_runs_take_from_all_are_named(finished: Any, tmp_path:
     fates, page = said()
     assert fates == [*["done"] * 4, "diverged", "done"]
     assert f"Last scores over 2 of 3 tasks, those that all of these have finished.{lost}" in page
-    (places[2] / log.RESULT).unlink()
     result = (places[2] / log.RESULT).read_bytes()
     (places[2] / log.RESULT).unlink()
     fates, page = said()
@@ -747,11 +746,19 @@ def test_a_sweep_says_what_one_gets_who_can_try_k_settings(
     assert f"]({TASKS[0]}-choice.png)" in text and (tmp_path / "out" / f"{TASKS[0]}-choice.png").exists()
     assert f"episodes of the last evaluation are missing: `iql, quantile` on {TASKS[0]}." in text
     parts, name = [*report_runs.read(plan)], "normalized_return"
-    first, second = parts[0].variant, parts[1].variant
     diverged = records.State("failed", 1, 2, 0.0, f"{records.DIVERGENCE}: at update 5")
-    others = [  # a setting of the first row that diverged, and one that has not begun
-        parts[i]._replace(variant=f"{variant}x", state=state, result=None, scores=None)
-        for i, variant, state in ((0, first, diverged), (1, second, diverged._replace(name="waiting")))
+    others = [  # two settings of the first row: one that diverged, and one that has not begun
+        part._replace(
+            variant=part.variant.replace(str(part.parameters["agent.temperature"]), str(temperature)),
+            parameters=part.parameters | {"agent.temperature": temperature},
+            state=state,
+            result=None,
+            scores=None,
+        )
+        for part, temperature, state in (
+            (parts[0], 88.0, diverged),
+            (parts[1], 99.0, diverged._replace(name="waiting")),
+        )
     ]
     row, lost = report_tuning.tuned([*parts, *others], result["cells"], name)["tuned"]
     assert row["without"] == {"diverged": 1, "unfinished": 1} and lost["without"] == {}
