@@ -5,7 +5,8 @@
 One environment and one seed, as both are used by default, networks of 256 x 256 and batches of 256:
 
   headway            `experiments.online`, everything but evaluation, logs and checkpoints
-  stable-baselines3  its SAC in PyTorch with as many threads as it chooses, where it is installed
+  stable-baselines3  its SAC in PyTorch on the CPU, with as many threads as it chooses, where it is installed; without
+                     its Monitor around the environment, and without lines of its log
 
 and what the first is made of, measured alone:
 
@@ -25,6 +26,7 @@ import statistics
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -40,6 +42,9 @@ from rl.replay.transform import Transform
 from rl.types import State
 
 PEER = "stable-baselines3"
+_LEFT_OUT = (
+    f"No loop evaluates, writes a log or keeps checkpoints, and {PEER} has no Monitor around its environment."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +77,7 @@ def run(settings: Settings) -> dict[str, Any]:
         **log.provenance(),
         "settings": dataclasses.asdict(settings),
         "peer": versions,
+        "left_out": _LEFT_OUT,
         "rows": [],
     }
     path = table.place(settings.out, "online", results)
@@ -124,18 +130,19 @@ class _Silent:
 
 def _peer(env: str, utd: int, settings: Settings) -> Callable[[], Any]:
     import stable_baselines3
+    from stable_baselines3.common.vec_env import DummyVecEnv
 
     model = stable_baselines3.SAC(
         "MlpPolicy",
-        env,
+        DummyVecEnv([lambda: gymnasium.make(env)]),  # around which it puts no Monitor
         learning_starts=settings.warm,
         gradient_steps=utd,
         buffer_size=settings.replay,
         device="cpu",
         seed=0,
     )
-    model.learn(settings.warm + 1)
-    return lambda: model.learn(settings.steps, reset_num_timesteps=False)
+    model.learn(settings.warm + 1, log_interval=None)
+    return lambda: model.learn(settings.steps, log_interval=None, reset_num_timesteps=False)
 
 
 def _peer_versions() -> dict[str, str]:
@@ -160,26 +167,26 @@ def render(results: Mapping[str, Any]) -> str:
     medians = {
         (row["env"], row["utd"], row["loop"]): statistics.median(row["seconds"]) for row in results["rows"]
     }
-    cells = [("environment", "updates per step", "loop", "steps/s", "updates/s", f"x {PEER}")]
+    other = " on the CPU" * (results["hardware"]["backend"] != "cpu")  # which the rest is not
+    cells = [("environment", "updates per step", "loop", "steps/s", "updates/s", f"x {PEER}{other}")]
     for (env, utd, loop), seconds in medians.items():
         theirs = medians.get((env, utd, PEER))
         cells.append(
             (
                 env,
                 str(utd),
-                loop,
+                loop + other * (loop == PEER),
                 studies.digits(steps / seconds) if loop != "updates" else "",
                 studies.digits(steps * utd / seconds) if loop != "environment" else "",
                 studies.digits(theirs / seconds) if theirs and loop == "headway" else "",
             )
         )
-    missing = [] if results["peer"] else [f"{PEER} is not installed: pip install stable-baselines3"]
-    return (
-        "\n".join(
-            [*table.source(results, results["peer"]), "", *table.aligned(cells, texts={0, 2}), *missing]
-        )
-        + "\n"
-    )
+    lines = [*table.source(results, results["peer"]), "", *table.aligned(cells, texts={0, 2})]
+    if not results["peer"]:
+        lines.append(f"{PEER} is not installed: pip install stable-baselines3")
+    elif "left_out" in results:  # older results have its Monitor and its log
+        lines += ["", results["left_out"]]
+    return "\n".join(lines) + "\n"
 
 
 def main(_: list[str]) -> None:

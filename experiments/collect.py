@@ -104,18 +104,23 @@ _SHUFFLED = flags.DEFINE_boolean(
 _MINARI_ID = flags.DEFINE_string(
     "minari_id", None, "With --to_minari: the dataset's id. Default: headway/ and the file's name."
 )
+# {job: the flags that it reads}; all read --out.
+_READS: dict[str, tuple[flags.FlagHolder[Any], ...]] = {
+    _DATASET.name: (_TRANSITIONS, _SEED, _PROCESSES, _EPISODE_STEPS, _ACTORS, _OVERWRITE),
+    _DESCRIBE.name: (_CLIP_ACTIONS, _SHUFFLED),
+    _TO_MINARI.name: (_CLIP_ACTIONS, _SHUFFLED, _MINARI_ID),
+}
 
 
 def main(_: list[str]) -> None:
-    jobs = [
-        (flag.value, job) for flag, job in ((_DATASET, make), (_DESCRIBE, describe), (_TO_MINARI, to_minari))
-    ]
-    chosen = [(name, job) for name, job in jobs if name]
+    jobs = ((_DATASET, make), (_DESCRIBE, describe), (_TO_MINARI, to_minari))
+    chosen = [(flag.name, name, job) for flag, job in jobs if (name := flag.value)]
     if len(chosen) != 1:
         raise ValueError(
             "give one of --dataset=NAME to make, --describe=NAME and --to_minari=NAME; see --help"
         )
-    ((name, job),) = chosen
+    ((flag, name, job),) = chosen
+    _check_given(flag)
     try:
         job(name)
     except KeyboardInterrupt:
@@ -123,6 +128,17 @@ def main(_: list[str]) -> None:
         raise SystemExit(130) from None
     except RuntimeError as error:  # of a worker process, with a message that says how to go on
         raise SystemExit(f"{type(error).__name__}: {error}") from None
+
+
+def _check_given(job: str) -> None:
+    """Raises ValueError if a flag was given that only other jobs read."""
+    given = {flag.name for of_job in _READS.values() for flag in of_job if flag.present}
+    if ignored := sorted(given - {flag.name for flag in _READS[job]}):
+        read = " ".join(f"--{flag.name}" for flag in _READS[job])
+        raise ValueError(
+            f"--{job} does not read {', '.join(f'--{name}' for name in ignored)}: leave out what belongs to another "
+            f"job. It reads {read} --out"
+        )
 
 
 def make(dataset: str) -> None:

@@ -81,7 +81,9 @@ def run(settings: Settings) -> dict[str, Any]:
         for name in studies.names("heads", settings.heads, HEADS, ";")
     }
     trained = studies.train(settings, variants, "heads on a chain")
-    result = studies.finish(settings, {"wall_seconds": trained.seconds, "rmse": trained.outcomes}, report)
+    result = studies.finish(
+        settings, {"wall_seconds": trained.seconds, "rmse": trained.outcomes}, report, trained=trained
+    )
     draw(Path(settings.out), settings, trained.outcomes)
     return result
 

@@ -96,6 +96,7 @@ def run(plans: Sequence[Sweep], out: str, baseline: str = "", evaluations: int =
         "tasks": list(dict.fromkeys(part.task for part in parts)),
         "variants": list(dict.fromkeys(part.variant for part in parts)),
         "programs": states,
+        "failures": report_runs.failures(parts, score),
         "strangers": [name for plan in plans for name in report_runs.unplanned_folders(plan)],
         "data": report_sources.data(parts, Path(out) / log.RESULT),
         "other_data": report_sources.other_data(parts),

@@ -20,6 +20,7 @@ WHICH = {
     "selected": "Selected evaluation: chosen on half of the episodes (or by estimates), scored on the rest",
 }
 _CURVES = 8  # the most of one figure
+_ROUNDING = 1e-9  # by which the bounds of an interval without width may differ, as a part of them
 AGGREGATES = {"iqm": "IQM", "median": "median", "mean": "mean", "optimality_gap": "optimality gap"}
 
 
@@ -70,17 +71,30 @@ def _last(result: Mapping[str, Any]) -> str:
 
 def _answers(result: Mapping[str, Any]) -> Iterator[str]:
     """One line per baseline: who beats it, and on how many tasks."""
-    for base in dict.fromkeys(row["baseline"] for row in result["better"]):
-        rows = [row for row in result["better"] if row["baseline"] == base and len(row["tasks"])]
+    against: dict[str, list[Mapping[str, Any]]] = {}
+    for row in result["better"]:
+        against.setdefault(row["baseline"], []).append(row)
+    for base, of_base in against.items():
+        rows = [row for row in of_base if len(row["tasks"])]
         words = []
         for row in (row for row in rows if len(row["better"]) or len(row["worse"])):
             worse = f", worse on {len(row['worse'])}" if len(row["worse"]) else ""
             words.append(f"`{row['variant']}` on {len(row['better'])} of {len(row['tasks'])} tasks{worse}")
         if len(words) < len(rows):
             words.append(f"no other of {len(rows)}" if words else f"no other (0 of {len(rows)})")
-        alone = any(np.isnan(cell["last"]["ci95"][0]) for cell in result["cells"])
-        text = "; ".join(words) or f"nothing to compare yet{', where a single seed has no interval' * alone}"
-        yield f"**Better than `{base}` (95 % intervals of the last scores do not overlap):** {text}."
+        text = "; ".join(words) or "nothing to compare yet"
+        without = "".join(_without_interval(result, {base, *(row["variant"] for row in of_base)}))
+        yield f"**Better than `{base}` (95 % intervals of the last scores do not overlap):** {text}.{without}"
+
+
+def _without_interval(result: Mapping[str, Any], variants: Collection[str]) -> Iterator[str]:
+    """Sentences on scores of these variants that are compared with none, as they have no interval."""
+    last = [cell["last"] for cell in result["cells"] if cell["variant"] in variants]
+    without = [len(one["each"]) for one in last if not has_width(one["ci95"])]
+    if 1 in without:
+        yield " A single seed has no interval and is not compared."
+    if any(seeds > 1 for seeds in without):
+        yield " Where all seeds score the same, their spread was not seen, and nothing is compared."
 
 
 def _provenance(result: Mapping[str, Any]) -> Iterator[str]:
@@ -114,11 +128,24 @@ def _style(result: Mapping[str, Any]) -> str:
     return ".2f" if result["rate"] else ".1f"
 
 
+def has_width(bounds: Sequence[float]) -> bool:
+    """Whether an interval says anything: not that of a single seed, nor where all seeds scored the same."""
+    low, high = bounds
+    return bool(high - low > _ROUNDING * max(1.0, abs(low)))  # NaN is not
+
+
 def _between(mean: float, bounds: Sequence[float], style: str) -> str:
     """A value with its interval, or alone where there is none: of one seed, or if all resamples agree."""
-    if np.isnan(bounds[0]) or bounds[0] == bounds[1]:
+    if not has_width(bounds):
         return format(float(mean), style)
     return studies.between({"mean": mean, "ci95": bounds}, style)
+
+
+def _cell(summary: Mapping[str, Any], style: str) -> str:
+    """A mean over seeds with its interval; where all of several seeds score the same, their number."""
+    seeds = len(summary["each"])
+    same = seeds > 1 and not has_width(summary["ci95"])
+    return _between(summary["mean"], summary["ci95"], style) + f" (all {seeds} seeds)" * same
 
 
 def _fewest_seeds(result: Mapping[str, Any]) -> int:
@@ -144,20 +171,21 @@ def _aggregate_blocks(result: Mapping[str, Any]) -> Iterator[str]:
                 "Aggregates, profiles and probabilities of improvement are over 2 tasks or more that all have "
                 f"finished; here there {'is 1' if tasks else 'is none'}. From Python "
                 "`rl.statistics.probability_of_improvement` compares on one task, too: it takes `each` of "
-                "`result.json` as [seeds, 1]."
+                "`result.json` as [seeds, 1]." + _lost_to_failures(result, result["variants"])
             )
         return
     yield "## Aggregates"
     yield _aggregate_caption(result)
-    yield _aggregate_table(result)
-    if "optimality_gap" not in next(iter(aggregates.values())):
+    if len(result["profiles"]):
+        yield _aggregate_table(result)
+        yield "![interquartile means](iqm.png)"
+        yield "Performance profile: the share of runs, over seeds and tasks, that score above a threshold."
+        yield "![performance profiles](profiles.png)"
+    else:
         yield (
-            f"`{result['score']}` has no scale that tasks share: those with large scores decide these numbers. "
-            "Probabilities of improvement compare on each task apart."
+            f"There are no means over tasks, as `{result['score']}` has no scale that tasks share: those with large "
+            "numbers would decide. Probabilities of improvement compare on each task apart."
         )
-    yield "![interquartile means](iqm.png)"
-    yield "Performance profile: the share of runs, over seeds and tasks, that score above a threshold."
-    yield "![performance profiles](profiles.png)"
     yield from _improvement_blocks(result)
 
 
@@ -165,29 +193,52 @@ def _aggregate_caption(result: Mapping[str, Any]) -> str:
     """What aggregates are of, and how far their intervals can be trusted."""
     tasks, aggregates = result["aggregate_tasks"], result["aggregates"]
     of = f"Last scores over {len(tasks)} of {len(result['tasks'])} tasks, those that all of these have finished"
-    if left := [f"`{name}`" for name in result["variants"] if name not in aggregates]:
-        of += f" (without {', '.join(left)}, too little of which is finished)"
+    if left := [name for name in result["variants"] if name not in aggregates]:
+        failed = "; ".join(_failed(result, left))
+        of += (
+            f" (without {', '.join(f'`{name}`' for name in left)}, too little of which is finished"
+            f"{f': {failed}' * bool(failed)})"
+        )
     intervals = "Intervals: stratified bootstrap, seeds resampled within each task"
-    if (seeds := _fewest_seeds(result)) > 1:
+    if (seeds := _fewest_seeds(result)) > 1 and len(result["profiles"]):
         width = _bootstrap_width(seeds, len(tasks))
         intervals += (
             f", with {seeds} seeds about {width:.2f} times as wide as they should be, and in the figure of "
             "interquartile means divided by that"
         )
-    sentences = [f"{of}.", f"{intervals}."]
-    if "optimality_gap" in next(iter(aggregates.values())):
+    sentences = [f"{of}.{_lost_to_failures(result, aggregates)}", f"{intervals}."]
+    if len(result["profiles"]):
         sentences.append("The optimality gap is how far scores fall short of the optimum.")
     return " ".join(sentences)
 
 
+def _lost_to_failures(result: Mapping[str, Any], variants: Collection[str]) -> str:
+    """A sentence on the tasks that failed runs of these variants take from all of them."""
+    if not (failed := [*_failed(result, variants)]):
+        return ""
+    return (
+        f" **Lost to runs that failed: {'; '.join(failed)}.** These tasks count for none, which flatters those whose "
+        "runs failed."
+    )
+
+
+def _failed(result: Mapping[str, Any], variants: Collection[str]) -> Iterator[str]:
+    """On which tasks runs of these variants ended without a score, in words."""
+    tasks: dict[tuple[str, str], list[str]] = {}
+    for row in result.get("failures", []):  # which older results do not tell
+        if row["variant"] in variants:
+            tasks.setdefault((row["variant"], row["state"]), []).append(row["task"])
+    for (variant, state), on in tasks.items():
+        yield f"`{variant}` {'has no scores' if state == 'no scores' else state} on {', '.join(on)}"
+
+
 def _aggregate_table(result: Mapping[str, Any]) -> str:
-    style, aggregates = _style(result), result["aggregates"]
-    names = [name for name in AGGREGATES if name in next(iter(aggregates.values()))]
+    style = _style(result)
     rows = [
-        (f"`{variant}`", *(_between(estimates[n]["value"], estimates[n]["ci95"], style) for n in names))
-        for variant, estimates in aggregates.items()
+        (f"`{variant}`", *(_between(estimates[n]["value"], estimates[n]["ci95"], style) for n in AGGREGATES))
+        for variant, estimates in result["aggregates"].items()
     ]
-    return studies.table(("", *(AGGREGATES[name] for name in names)), rows)
+    return studies.table(("", *AGGREGATES.values()), rows)
 
 
 def _improvement_blocks(result: Mapping[str, Any]) -> Iterator[str]:
@@ -235,7 +286,7 @@ def _table(result: Mapping[str, Any], which: str) -> str:
                 (
                     task,
                     *("" if of_data.get(task) is None else format(of_data[task], style) for _ in logged),
-                    *(_between(one["mean"], one["ci95"], style) if one else "" for one in cells),
+                    *(_cell(one, style) if one else "" for one in cells),
                     *(_reported(beside.get((name, task)), style) for name in reported),
                 )
             )
@@ -257,14 +308,18 @@ def _tuning_blocks(result: Mapping[str, Any]) -> Iterator[str]:
     if not rows:
         return
     yield "## With k settings to try"
-    alone = any(np.isnan(row["best"][0]["ci95"][0]) for row in rows)
+    alone = any(len(row["best"][0]["each"]) == 1 for row in rows)
     yield (
         "What one gets who trains k of the settings, drawn at random, and keeps the best: expected last scores "
-        "(`rl.selection.expected_best`). The other seeds choose the best, and the one that is left out counts; "
-        "intervals are over the one left out."
-        + " A single seed does both, which flatters, and has no interval."
-        * alone
+        "(`rl.selection.expected_best`). The other seeds choose the best, and the one that is left out counts: the "
+        "mean over which one that is, and in brackets the smallest and the largest. That is no confidence interval, "
+        "as the choices share seeds." + " A single seed does both, which flatters." * alone
     )
+    if any(len(row["without"]) for row in rows):
+        yield (
+            "Settings without a score are left out, as the rows say: the numbers are of draws from the others, which "
+            "flatters where a setting diverged or failed."
+        )
     style = _style(result)
     *some, _ = max((row["tries"] for row in rows), key=len)
     yield studies.table(
@@ -273,9 +328,9 @@ def _tuning_blocks(result: Mapping[str, Any]) -> Iterator[str]:
             (
                 f"`{row['agent']}`",
                 row["task"],
-                *(_between(x["mean"], x["ci95"], style) for x in row["best"][:-1]),
+                *(_ranging(x["each"], style) for x in row["best"][:-1]),
                 *[""] * (len(some) + 1 - len(row["best"])),
-                f"{_between(row['best'][-1]['mean'], row['best'][-1]['ci95'], style)} ({row['tries'][-1]})",
+                f"{_ranging(row['best'][-1]['each'], style)} ({_drawn_from(row)})",
             )
             for row in rows
         ],
@@ -291,6 +346,20 @@ def _tuning_blocks(result: Mapping[str, Any]) -> Iterator[str]:
         yield f"![{task}, with n episodes]({_choice_file(task)})"
     if without := [f"`{row['agent']}` on {row['task']}" for row in rows if row["bandit"] is None]:
         yield f"Without a curve, as episodes of the last evaluation are missing: {', '.join(without)}."
+
+
+def _drawn_from(row: Mapping[str, Any]) -> str:
+    """How many settings have a score; where that is not all of them, of how many, and why not."""
+    finished, without = row["tries"][-1], row["without"]
+    if not len(without):
+        return f"{finished}"
+    return f"{finished} of {finished + sum(without.values())}: {', '.join(f'{n} {why}' for why, n in without.items())}"
+
+
+def _ranging(each: Sequence[float], style: str) -> str:
+    """The mean, and the smallest and the largest of several in brackets."""
+    mean, *extremes = (format(float(by(each)), style) for by in (np.mean, np.min, np.max))
+    return mean + f" [{', '.join(extremes)}]" * (len(each) > 1)
 
 
 def _choices(result: Mapping[str, Any]) -> dict[str, dict[str, tuple[Any, Any, Any, Any]]]:
@@ -425,7 +494,7 @@ def _one_line(error: str) -> str:
 
 def draw(folder: Path, result: Mapping[str, Any]) -> None:
     """The figures that the report shows."""
-    if result["aggregates"]:
+    if result["profiles"]:
         _draw_aggregates(folder, result)
     _draw_choices(folder, result)
     _draw_curves(folder, result)

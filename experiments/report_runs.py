@@ -17,6 +17,7 @@ from sweeps import layout, records
 from sweeps.layout import Program, Sweep
 from sweeps.scripts import SCRIPTS
 
+_WITHOUT_SCORE = (records.DIVERGENCE, "failed", "no scores")  # the states of runs that ended so
 OTHER = "other code"  # the state of a folder that holds another run than the sweep asks for
 # Settings that do not decide what a run learns, nor when it is evaluated.
 INDIFFERENT = (
@@ -136,6 +137,20 @@ def _checked_state(program: Program, place: Path, root: Path) -> records.State:
         return records.State(OTHER, 0, 1, 0.0, str(error))
 
 
+def fate(part: Part, score: str) -> str:
+    """What became of a run: done, no scores, diverged, or what its program is, failed say."""
+    if part.result is not None:
+        return "done" if score in (part.scores or {}) else "no scores"
+    diverged = part.state.name == "failed" and part.state.error.startswith(records.DIVERGENCE)
+    return records.DIVERGENCE if diverged else part.state.name
+
+
+def failures(parts: Sequence[Part], score: str) -> list[dict[str, str]]:
+    """The variants and tasks one of whose runs ended without a score, and how. Unfinished ones may have it yet."""
+    ended = {(part.variant, part.task): how for part in parts if (how := fate(part, score)) in _WITHOUT_SCORE}
+    return [{"variant": variant, "task": task, "state": how} for (variant, task), how in ended.items()]
+
+
 def program_state(group: Sequence[Part], score: str) -> dict[str, Any]:
     """A program's state, for result.json, with those of its runs that are not finished, or all if none is left.
 
@@ -148,7 +163,7 @@ def program_state(group: Sequence[Part], score: str) -> dict[str, Any]:
         "variants": [part.variant for part in left or without or group],
         "task": group[0].task,
         "seed": group[0].parameters.get("seed"),
-        "state": state.name if left else "no scores" if without else "done",
+        "state": fate((left or without or group)[0], score),
         "share": state.step / state.total,
         "length": length(group[0]),
         "error": state.error or f"its result has no {score}" * bool(without and not left),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from experiments.report_runs import Part
 from rl import lifecycle, log, statistics
 from sweeps.scripts import SCRIPTS
 
+# Of scores that have one scale on all tasks.
 _OPTIMA = {"normalized_return": 100.0} | dict.fromkeys(lifecycle.RATES, 1.0)
 _THRESHOLDS = 101  # of a performance profile
 
@@ -119,7 +120,10 @@ def identity(part: Part) -> dict[str, Any]:
 
 
 def better(cells: Sequence[Mapping[str, Any]], against: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Where the interval of a variant's last score lies above or below that of its baseline."""
+    """Where the interval of a variant's last score lies above or below that of its baseline.
+
+    Tasks on which either has none (`report_page.has_width`) are not decided and do not count.
+    """
     last = {(cell["variant"], cell["task"]): cell["last"]["ci95"] for cell in cells}
     rows = []
     for variant, base in against.items():
@@ -128,8 +132,7 @@ def better(cells: Sequence[Mapping[str, Any]], against: Mapping[str, str]) -> li
             for name, task in last
             if name == variant
             and (base, task) in last
-            # A single seed has no interval.
-            and np.isfinite([last[variant, task], last[base, task]]).all()
+            and all(report_page.has_width(last[one, task]) for one in (variant, base))
         ]
         pairs = {task: (last[variant, task], last[base, task]) for task in tasks}
         rows.append(
@@ -146,6 +149,9 @@ def better(cells: Sequence[Mapping[str, Any]], against: Mapping[str, str]) -> li
 
 def aggregated(cells: Sequence[Mapping[str, Any]], score: str) -> dict[str, Any]:
     """Aggregates, probabilities of improvement and profiles over the tasks that all variants in them have finished.
+
+    A score without an optimum has no scale that tasks share: those with large numbers would decide its aggregates and
+    profiles, and there are none. Probabilities of improvement compare on each task apart.
 
     Variants with fewer than half of the tasks of the one with most are left out, so that one that has just begun does
     not take the others' tasks away.
@@ -166,16 +172,10 @@ def aggregated(cells: Sequence[Mapping[str, Any]], score: str) -> dict[str, Any]
         for variant, scores in included.items()
     }
     optimum = _OPTIMA.get(score)
-    statistic = {name: getattr(statistics, name) for name in report_page.AGGREGATES}
-    if optimum is None:
-        del statistic["optimality_gap"]
-    else:
-        statistic["optimality_gap"] = lambda x: statistics.optimality_gap(x, optimum)
-    thresholds = _thresholds(matrices.values(), optimum)
     return {
         "aggregate_tasks": tasks,
         "aggregates": {
-            variant: {name: _bootstrapped(function, matrix) for name, function in statistic.items()}
+            variant: {} if optimum is None else _aggregates(matrix, optimum)
             for variant, matrix in matrices.items()
         },
         "improvement": [
@@ -184,15 +184,24 @@ def aggregated(cells: Sequence[Mapping[str, Any]], score: str) -> dict[str, Any]
             for y in matrices
             if x != y
         ],
-        "profiles": {
-            "thresholds": thresholds,
-            **{
-                variant: _bootstrapped(
-                    lambda s: statistics.performance_profile(s, thresholds), matrix, resamples=2000
-                )
-                for variant, matrix in matrices.items()
-            },
-        },
+        "profiles": {} if optimum is None else _profiles(matrices, optimum),
+    }
+
+
+def _aggregates(matrix: np.ndarray, optimum: float) -> dict[str, Any]:
+    """{name: value and interval} of a variant's scores [S, K]."""
+    statistic = {name: getattr(statistics, name) for name in report_page.AGGREGATES}
+    statistic["optimality_gap"] = lambda x: statistics.optimality_gap(x, optimum)
+    return {name: _bootstrapped(function, matrix) for name, function in statistic.items()}
+
+
+def _profiles(matrices: Mapping[str, np.ndarray], optimum: float) -> dict[str, Any]:
+    """Thresholds [T], and by variant the shares of runs above them with intervals."""
+    thresholds = _thresholds(matrices.values(), optimum)
+    profile = lambda x: statistics.performance_profile(x, thresholds)
+    return {
+        "thresholds": thresholds,
+        **{name: _bootstrapped(profile, matrix, resamples=2000) for name, matrix in matrices.items()},
     }
 
 
@@ -206,10 +215,10 @@ def _matrix(variant: str, scores: Mapping[str, np.ndarray]) -> np.ndarray:
     return np.stack(list(scores.values()), 1)
 
 
-def _thresholds(matrices: Any, optimum: float | None) -> np.ndarray:
+def _thresholds(matrices: Collection[np.ndarray], optimum: float) -> np.ndarray:
     """From the worst run, or 0, to the best, or the optimum."""
     low, high = (by([by(matrix) for matrix in matrices]) for by in (np.min, np.max))
-    return np.linspace(min(0.0, low) if optimum else low, max(optimum or high, high), _THRESHOLDS)
+    return np.linspace(min(0.0, low), max(optimum, high), _THRESHOLDS)
 
 
 def _bootstrapped(

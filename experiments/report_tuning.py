@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from experiments import report_runs, report_scores
 from experiments.report_runs import Part
-from rl import lifecycle, log, selection, statistics
+from rl import log, selection
 
 _LEAST = 3  # settings of one agent, below which nothing is said
 _TRIES = (1, 2, 3, 5, 10, 20, 50)  # of settings, before all of them
@@ -22,30 +23,35 @@ def tuned(
 ) -> dict[str, list[dict[str, Any]]]:
     """{"tuned": one entry for each agent and task}, or nothing where no agent has three settings finished on a task.
 
-    Settings differ in the agent's hyper-parameters; runs with another head, say, are another agent's. An entry has
+    Settings differ in the agent's hyper-parameters; runs with another head, say, are another agent's. Those that
+    diverged or are not finished have no score to be drawn. An entry has
 
-    - ``best``: for each number of ``tries``, the expected last score of the best of as many settings. The other seeds
-      choose, and the one left out counts (`rl.selection.expected_best`); a single seed does both;
+    - ``variants``: the settings that are drawn from;
+    - ``without``: {why a setting is not among them: how many}, of all that are planned;
+    - ``best``: for each number of ``tries``, the expected last score of the best of as many settings, by the seed that
+      is left out: the other seeds choose, and it counts (`rl.selection.expected_best`); a single seed does both. Two
+      choices share all seeds but two, so that Student's interval of these scores would be none;
     - ``bandit``: the expected score of the policy that a bandit chooses among all settings and seeds after 1, 2, ...
       episodes (`rl.selection.bandit`). It plays the first half of the last evaluation, and the other half counts. None
       where there are no such episodes.
     """
     scores = {(cell["variant"], cell["task"]): np.asarray(cell["last"]["each"]) for cell in cells}
+    ended = {(row["variant"], row["task"]): row["state"] for row in report_runs.failures(parts, score)}
     groups: dict[tuple[str, str, tuple[tuple[str, str], ...]], dict[str, list[Part]]] = {}
-    for part in (part for part in parts if (part.variant, part.task) in scores):
+    for part in parts:
         settings = groups.setdefault((part.task, _agent(part), _shared(part)), {})
         settings.setdefault(part.variant, []).append(part)
-    rows = [
-        {
-            "agent": agent,
-            "task": task,
-            "variants": list(settings),
-            **_best([scores[variant, task] for variant in settings], rate=score in lifecycle.RATES),
-            "bandit": _bandit([part for of_one in settings.values() for part in of_one], score),
-        }
-        for (task, agent, _), settings in groups.items()
-        if len(settings) >= _LEAST
-    ]
+    rows = []
+    for (task, agent, _), planned in groups.items():
+        settings = {variant: of_one for variant, of_one in planned.items() if (variant, task) in scores}
+        if len(settings) < _LEAST:
+            continue
+        without = [ended.get((variant, task), "unfinished") for variant in planned if variant not in settings]
+        row: dict[str, Any] = {"agent": agent, "task": task, "variants": list(settings)}
+        row["without"] = dict(collections.Counter(without))
+        row |= _best([scores[variant, task] for variant in settings])
+        row["bandit"] = _bandit([part for of_one in settings.values() for part in of_one], score)
+        rows.append(row)
     return {"tuned": rows} if rows else {}
 
 
@@ -64,7 +70,7 @@ def _agent(part: Part) -> str:
     return name
 
 
-def _best(of_settings: Sequence[np.ndarray], *, rate: bool) -> dict[str, Any]:
+def _best(of_settings: Sequence[np.ndarray]) -> dict[str, Any]:
     """Scores by the number of settings that are tried, from those of each setting [S]."""
     seeds = min(map(len, of_settings))
     matrix = np.stack([each[:seeds] for each in of_settings], 1)  # [S, P]
@@ -74,9 +80,7 @@ def _best(of_settings: Sequence[np.ndarray], *, rate: bool) -> dict[str, Any]:
         [selection.expected_best(row, k, by) for row, by in zip(matrix, chosen_by, strict=True)]
         for k in tries
     ]
-    # Weights that sum to 1 up to rounding may leave [0, 1].
-    summaries = [statistics.summary(np.clip(x, matrix.min(), matrix.max()), rate=rate) for x in each]
-    return {"tries": tries, "best": summaries}
+    return {"tries": tries, "best": [{"mean": np.mean(x), "each": x} for x in each]}
 
 
 def _bandit(parts: Sequence[Part], score: str) -> dict[str, Any] | None:

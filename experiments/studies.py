@@ -78,6 +78,8 @@ class Finished(NamedTuple):
 
     outcomes: dict[str, Any]  # as JSON gives it back, numbers in lists as arrays
     seconds: float  # of training, also in earlier calls
+    # {name: provenance} of those that were trained by another command, code, machine or versions than now
+    others: dict[str, dict[str, Any]]
 
 
 def train(
@@ -179,7 +181,12 @@ def provenance(result: Mapping[str, Any], name: str = "") -> dict[str, Any]:
 
 def named(names: Iterable[str], taken: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Rows of a result that is no table: the names of its outcomes, with what made those that were ``taken``."""
-    return [{"name": name, **({"provenance": taken[name]} if name in taken else {})} for name in names]
+    return [{"name": name, **_made(taken.get(name))} for name in names]
+
+
+def _made(provenance: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What a row says of its provenance, if that is not the result's."""
+    return {} if provenance is None else {"provenance": provenance}
 
 
 def _check_comparable(
@@ -257,7 +264,8 @@ def train_rows(
     def write() -> dict[str, Any]:
         finished = recall(settings, variants)
         done = {
-            key: earlier.rows[key] if key in earlier.rows else {**row, **finished.outcomes[name]}
+            key: earlier.rows.get(key)
+            or {**row, **finished.outcomes[name], **_made(finished.others.get(name))}
             for key, row, name in planned
             if key in earlier.rows or name in finished.outcomes
         }
@@ -314,33 +322,51 @@ def origin(result: Mapping[str, Any]) -> str:
     """What made a result of `train_rows`, what of it was made by other commands, and what is not yet, in sentences."""
     cores, hours = result["hardware"]["cores"], result["wall_seconds"] / 3600
     text = f"`{result['command']}`, {cores} core{'s' * (cores > 1)}, {hours:.1f} hours of training."
-    text = " ".join([text, *origins(result["rows"])])
+    text = " ".join([text, *origins(result["rows"], versions=result.get("versions"))])
     if unfinished := result.get("unfinished"):
         planned = len(unfinished) + len(result["rows"])
         text += f" **Not finished**: {len(unfinished)} of {planned} rows, listed at the end (the same command goes on)."
     return text
 
 
-def origins(rows: Sequence[Mapping[str, Any]], what: str = "rows") -> Iterator[str]:
-    """A sentence on each other command that made some of the rows."""
-    made = [row["provenance"] for row in rows if "provenance" in row]
-    others = [
-        (x["command"], short(x["commit"]) if x["commit"] else "no checkout", x["hardware"]["cpu"])
-        for x in made
+def origins(
+    rows: Sequence[Mapping[str, Any]], what: str = "rows", versions: Mapping[str, str] | None = None
+) -> Iterator[str]:
+    """A sentence on each other command that made some of the rows.
+
+    Args:
+      rows: of a result.
+      what: they are.
+      versions: of the result, if the others' that differ are to be named.
+    """
+    made = [_maker(row["provenance"], versions or {}) for row in rows if "provenance" in row]
+    for command, where in dict.fromkeys(made):
+        yield f"{made.count((command, where))} of {len(rows)} {what} are of `{command}` ({where})."
+
+
+def _maker(made: Mapping[str, Any], versions: Mapping[str, str]) -> tuple[str, str]:
+    """The command of a provenance; its commit, its processor and what has another version there, in words."""
+    commit = short(made["commit"]) if made["commit"] else "no checkout"
+    other = [
+        f"{name} {version} for {versions[name]}"
+        for name, version in made.get("versions", {}).items()
+        if versions.get(name, version) != version
     ]
-    for one in dict.fromkeys(others):
-        yield f"{others.count(one)} of {len(rows)} {what} are of `{one[0]}` ({one[1]}, {one[2]})."
+    return made["command"], ", ".join([commit, made["hardware"]["cpu"], *other])
 
 
 def recall(settings: Any, variants: Mapping[str, Variant]) -> Finished:
     """What is finished of the variants, as they are now, in their order."""
-    outcomes, seconds = {}, 0.0
+    outcomes, seconds, others = {}, 0.0, {}
+    now = log.provenance()
     for name, path in _files(settings, variants).items():
         record = load(path) if path.exists() else {}
         if record.get("digest") == digest(name, variants[name]):
             outcomes[name] = record["outcome"]
             seconds += record["seconds"]
-    return Finished(outcomes, seconds)
+            if (then := {field: record.get(field) for field in now}) != now:
+                others[name] = then
+    return Finished(outcomes, seconds, others)
 
 
 def _files(settings: Any, variants: Iterable[str]) -> dict[str, Path]:
@@ -555,23 +581,29 @@ def finish(
     report: Callable[[Mapping[str, Any]], Iterable[str]],
     claims: Callable[[Mapping[str, Any]], Iterable[Claim]] = lambda result: (),
     name: str = REPORT,
+    trained: Finished | None = None,
 ) -> dict[str, Any]:
     """Leaves result.json and the report in ``settings.out``; returns what result.json holds.
 
     Args:
       settings: of the study, with a field ``out``.
       outcome: what came out.
-      report: the blocks of Markdown on a result: headings, paragraphs and tables. The claims follow them, and rows that
-        are not finished.
+      report: the blocks of Markdown on a result: headings, paragraphs and tables. The claims follow them, what other
+        commands trained, and rows that are not finished.
       claims: what is claimed of a result.
       name: of the report.
+      trained: what the outcome is of, where its rows do not say what made them: the result then does.
     """
     result = {**log.provenance(), "settings": dataclasses.asdict(settings), **outcome}
+    if trained and trained.others:
+        result["others"] = named(trained.outcomes, trained.others)
     result["claims"] = judged(claims(result))
     folder = Path(settings.out)
     folder.mkdir(parents=True, exist_ok=True)
     log.write_json(folder / log.RESULT, result)
     blocks = [*report(result), *claims_table(result["claims"])]
+    if "others" in result:
+        blocks.append(" ".join(origins(result["others"], "trained variants", result["versions"])))
     if unfinished := result.get("unfinished"):
         blocks += ["## Not finished", "\n".join(f"- {row}" for row in unfinished)]
     write_blocks(folder / name, blocks)

@@ -80,7 +80,12 @@ def define(values: flags.FlagValues = flags.FLAGS) -> None:
 
 
 def from_flags(file: str, overrides: Mapping[str, Any], values: flags.FlagValues) -> Sweep:
-    """`load` with the flags of `define`, over which ``overrides`` win; `with_finished` with --finished."""
+    """`load` with the flags of `define`, over which ``overrides`` win; `with_finished` with --finished.
+
+    Raises:
+      ValueError: flags of a random sweep where the file is a grid, or as `load`.
+    """
+    _check_draws(file, values)
     sweep = load(
         file,
         {**files.overrides(values.set), **overrides},
@@ -90,6 +95,16 @@ def from_flags(file: str, overrides: Mapping[str, Any], values: flags.FlagValues
         together=values.together,
     )
     return with_finished(sweep, values.finished)
+
+
+def _check_draws(file: str, values: flags.FlagValues) -> None:
+    """Raises ValueError on flags of a random sweep where the file is a grid, which would ignore them."""
+    given = [f"--{name}" for name in ("count", "seed") if values[name].present]
+    if given and files.read(file)["method"] == "grid":
+        raise ValueError(
+            f"{file}: {', '.join(given)}: only a random sweep draws its runs, and a grid has them all: leave it out; "
+            "run_cap in the file is the most runs, --set=seed=NUMBER the seed of each run"
+        )
 
 
 def load(

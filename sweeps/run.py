@@ -39,7 +39,7 @@ from absl import app, flags
 
 from experiments import flags as config_flags
 from rl import lifecycle, log, shard, train
-from sweeps import files, layout, records, training
+from sweeps import layout, records, training
 from sweeps.layout import Program, Sweep
 from sweeps.records import SWEEP, MetricError, Rows
 
@@ -56,7 +56,6 @@ def main(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> None:
     else:
         shard.initialize()
     budget = duration(values.budget) if values.budget else math.inf
-    _check_draws(argv[1], values)
     sweep = layout.from_flags(argv[1], {"overwrite": True} if values.overwrite else {}, values)
     _check_folders(sweep)
     say = print if shard.is_main() else lambda _: None
@@ -94,16 +93,6 @@ def main(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> None:
     # That a run diverged is a result of its hyper-parameters.
     if any(not error.startswith(records.DIVERGENCE) for error in records.failures(rows)):
         raise SystemExit(1)
-
-
-def _check_draws(file: str, values: flags.FlagValues) -> None:
-    """Raises ValueError on flags of a random sweep where the file is a grid, which would ignore them."""
-    given = [f"--{name}" for name in ("count", "seed") if values[name].present]
-    if given and files.read(file)["method"] == "grid":
-        raise ValueError(
-            f"{file}: {', '.join(given)}: only a random sweep draws its runs, and a grid has them all: leave it out; "
-            "run_cap in the file is the most runs, --set=seed=NUMBER the seed of each run"
-        )
 
 
 def _check_folders(sweep: Sweep) -> None:

@@ -21,7 +21,7 @@ import pytest
 
 from benchmarks import cases, coarse_peer, kernels, offline, peers, products, table
 from rl import agents
-from rl.agents import iql
+from rl.agents import bc, iql
 from rl.values import heads
 
 
@@ -186,6 +186,25 @@ def test_a_program_that_is_traced_again_is_noticed() -> None:
     limit = cases.Case(cases.LIMIT, 1, 1, lambda: None, {"flops_per_update": 1}, [])
     case = cases.Case("scan", 1, 1, lambda: program(jnp.zeros(next(length))), {}, traces)
     assert [row["retraces"] for row in cases.measure([limit, case], 2, lambda _: None)] == [0, 1]
+
+
+@pytest.mark.parametrize("loop", ["scan", "host"])
+def test_a_call_returns_when_its_work_is_done(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """JAX returns before that, and what was timed would be how long it takes to ask for updates."""
+    monkeypatch.setattr(cases, "SECONDS", 1e-9)
+    tiny = cases.subject(bc, bc.Config(hidden=(4,)))
+    case = getattr(cases, loop)(tiny, 1, 2, 3, cases.synthetic(20))
+    steps: list[int] = []  # of the state that was waited for
+
+    def wait(x: Any) -> Any:
+        (state, *_) = jax.tree.leaves(x, is_leaf=lambda y: hasattr(y, "step"))
+        steps.append(int(np.max(state.step)))
+        return x
+
+    monkeypatch.setattr(jax, "block_until_ready", wait)
+    for _ in range(2):
+        case.call()
+    assert len(steps) == 2 and steps[1] - steps[0] == case.updates  # once a call, for what it leaves
 
 
 def test_kernels_of_a_trace_are_counted_per_update() -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import gymnasium
 import pytest
 
 from benchmarks import on_device, online
@@ -31,6 +34,36 @@ def test_the_table_holds_rates_of_medians() -> None:
         ["A-v1", "4", online.PEER, "20", "80", ""],
     ]
     assert "not installed: pip install stable-baselines3" in online.render(results | {"peer": {}})
+    assert "on the CPU" not in online.render(results) and "Monitor" not in online.render(results)
+    # Where JAX runs on a GPU, a ratio is not of two programs on one processor; and both leave the same out.
+    on_gpu = results | {"hardware": hardware | {"backend": "gpu"}, "left_out": online._LEFT_OUT}
+    page = online.render(on_gpu)
+    assert f"| x {online.PEER} on the CPU |" in page and f"| {online.PEER} on the CPU |" in page
+    assert page.endswith(f"\n\n{online._LEFT_OUT}\n") and "no Monitor" in page
+
+
+def test_the_peer_has_neither_a_monitor_nor_a_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which `headway` has not, either. The library itself is not installed where this runs: what it is given is."""
+    asked: list[tuple[object, ...]] = []
+
+    class Model:
+        def __init__(self, policy: str, env: object, **settings: object) -> None:
+            asked.append((policy, env, settings["device"]))
+
+        def learn(self, steps: int, **how: object) -> None:
+            asked.append((steps, how))
+
+    vectors = SimpleNamespace(DummyVecEnv=lambda makers: ("vector", [make() for make in makers]))
+    monkeypatch.setitem(sys.modules, "stable_baselines3", SimpleNamespace(SAC=Model))
+    monkeypatch.setitem(sys.modules, "stable_baselines3.common", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "stable_baselines3.common.vec_env", vectors)
+    monkeypatch.setattr(gymnasium, "make", lambda name: f"{name}, made")
+    online._peer("A-v1", 4, online.Settings(warm=8, steps=3))()
+    assert asked == [
+        ("MlpPolicy", ("vector", ["A-v1, made"]), "cpu"),
+        (9, {"log_interval": None}),
+        (3, {"log_interval": None, "reset_num_timesteps": False}),
+    ]
 
 
 @pytest.mark.slow

@@ -143,6 +143,14 @@ def test_intervals_of_success_rates_stay_within_0_and_1(tmp_path: Path) -> None:
     assert 0 < low < 11 / 12 < high <= 1
 
 
+def test_a_result_has_the_interquartile_mean_over_seeds(tmp_path: Path) -> None:
+    """Of four seeds the middle two count, which is not their mean: first_run.md tells users to find it there."""
+    with log.open_run(tmp_path, {}, tensorboard=False) as record:
+        record.write(1, {"eval/return": np.array([[0.0, 2.0], [2.0, 4.0], [4.0, 6.0], [100.0, 300.0]])})
+    last = lifecycle.summary(lifecycle.scored_rows(tmp_path))["return"]["last"]
+    assert (last["mean"], last["iqm"]) == (52.25, 4.0)  # of 1, 3, 5 and 200
+
+
 def test_tasks_that_take_turns_count_alike(tmp_path: Path) -> None:
     """Of 3 episodes of each of 5 tasks, half of the 15 would be more of some tasks than of others."""
     success = np.tile([1.0, 1.0, 0.0, 0.0, 0.0], 3)

@@ -157,6 +157,24 @@ def test_makes_the_files_and_then_leaves_them_alone(ask: Ask, tmp_path: Path) ->
     assert (tmp_path / f"{DATASET}.npz").stat().st_mtime_ns == modified
 
 
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            ["--describe=x.npz", "--transitions=9", "--seed=0"],
+            "--describe does not read --seed, --transitions:",
+        ),
+        (["--to_minari=x.npz", "--nooverwrite"], "--to_minari does not read --overwrite:"),
+        ([f"--dataset={DATASET}", "--shuffled"], "--dataset does not read --shuffled:"),
+    ],
+)
+def test_flags_of_another_job_are_refused(flags: list[str], message: str, ask: Ask, tmp_path: Path) -> None:
+    """They were ignored, and the data were not what had been asked for."""
+    status, _, stderr = ask(*flags)
+    assert status != 0 and message in stderr and "leave out what belongs to another" in stderr
+    assert not any(tmp_path.iterdir())
+
+
 def test_the_default_folder(ask: Ask, tmp_path: Path) -> None:
     assert ask(f"--dataset={DATASET}", "--transitions=2", "--episode_steps=2", "--out=")[0] == 0
     assert (tmp_path / "home" / "ogbench" / f"{DATASET}.npz").exists()

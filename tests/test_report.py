@@ -335,8 +335,11 @@ def test_files_of_one_name_in_two_folders_are_two_tasks(tmp_path: Path) -> None:
         assert {part.task for part in report_runs.shortened(parts)} == set(expected)
 
 
-def test_one_that_has_just_begun_takes_no_tasks_away() -> None:
-    """Aggregates are over tasks that all in them have finished, and leave out who has fewer than half of them."""
+def test_one_that_has_just_begun_takes_no_tasks_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Aggregates are over tasks that all in them have finished, and leave out who has fewer than half of them.
+
+    Of returns, whose scale tasks do not share, they are nothing but probabilities of improvement.
+    """
     cells = [
         {"variant": name, "task": f"{k}", "last": {"each": np.arange(3.0) + k}}
         for name, count in (("bc", 5), ("iql", 3), ("cql", 1))
@@ -344,10 +347,13 @@ def test_one_that_has_just_begun_takes_no_tasks_away() -> None:
     ]
     summary = report_scores.aggregated(cells, "return")
     assert summary["aggregate_tasks"] == ["0", "1", "2"] and list(summary["aggregates"]) == ["bc", "iql"]
-    assert "optimality_gap" not in summary["aggregates"]["bc"]  # of returns nobody knows the optimum
+    assert summary["aggregates"] == {"bc": {}, "iql": {}} and summary["profiles"] == {}  # of returns
     about = {"cells": cells, "better": [], "variants": ["bc", "iql", "cql"], "tasks": list("01234")}
     page = "\n".join(report_page._aggregate_blocks(about | summary | {"score": "return", "rate": False}))
-    assert "`return` has no scale that tasks share" in page
+    assert "`return` has no scale that tasks share" in page and "| `bc` | `iql` | 0.50 [" in page
+    assert "IQM" not in page and ".png" not in page and "times as wide" not in page
+    monkeypatch.setattr(report_page.plot, "bars", None)  # nor is there a figure
+    report_page.draw(Path(), about | summary | {"score": "return", "rate": False, "curves": []})
     single = report_scores.aggregated(cells[:1], "return")
     (block,) = report_page._aggregate_blocks(about | single)
     assert "over 2 tasks or more that all have finished; here there is 1. " in block
@@ -388,6 +394,34 @@ def test_each_is_compared_with_what_differs_in_the_baseline_alone(tmp_path: Path
     assert by_agent == {"td3_bc, scalar": "iql, scalar", "td3_bc, c51": "iql, c51"}
     with pytest.raises(ValueError, match="--baseline=agent=bc: no run of these sweeps has that"):
         report_scores.baselines(parts, "agent=bc")
+
+
+def test_scores_whose_spread_was_not_seen_decide_nothing() -> None:
+    """Equal seeds leave an interval without width, but for rounding, which would lie above any other."""
+    scores = {
+        ("bc", "flat"): [-200.0, -200.0],
+        ("own", "flat"): [-199.9] * 3,
+        ("bc", "wide"): [0.0, 1.0],
+        ("own", "wide"): [50.0, 51.0],
+        ("bc", "half"): [0.0, 1.0],
+        ("own", "half"): [500.0] * 3,
+    }
+    cells = [
+        {"variant": variant, "task": task, "last": statistics.summary(each)}
+        for (variant, task), each in scores.items()
+    ]
+    better = report_scores.better(cells, {"own": "bc"})
+    assert better == [
+        {"variant": "own", "baseline": "bc", "tasks": ["wide"], "better": ["wide"], "worse": []}
+    ]
+    (answer,) = report_page._answers({"better": better, "cells": cells})
+    assert answer.endswith(
+        " `own` on 1 of 1 tasks. Where all seeds score the same, their spread was not seen, "
+        + "and nothing is compared."
+    )
+    about = {"cells": cells, "rate": False, "variants": ["bc", "own"], "tasks": ["half"]}
+    table = report_page._table(about | {"published": [], "data": {}, "score": "return"}, "last")
+    assert table.splitlines()[-2:] == ["| `bc` | 0.5 [-5.9, 6.9] |", "| `own` | 500.0 (all 3 seeds) |"]
 
 
 def test_seeds_of_several_runs_are_pooled_and_those_of_one_program_kept_apart(tmp_path: Path) -> None:
@@ -458,7 +492,7 @@ def test_runs_of_a_program_that_diverged_are_missing_only_if_they_are(
     card(program, place)
     log.write_json(place / records.FAILED, {"error": "diverged: at update 5", "runs": 1})
     log.write_json(place / records.DIVERGED, {})
-    for i, states in enumerate((["failed", "expectile=0.9"], ["done", ""])):  # the first run, then both
+    for i, states in enumerate((["diverged", "expectile=0.9"], ["done", ""])):  # the first run, then both
         leave(place / f"{i:03d}", SCORES[0, i])
         alone = {"parameters": {}, "scores": lifecycle.summary(lifecycle.scored_rows(place / f"{i:03d}"))}
         log.result(place / f"{i:03d}", {"updates": 20, "wall_seconds": 1.0, "variants": [alone]})
@@ -466,6 +500,38 @@ def test_runs_of_a_program_that_diverged_are_missing_only_if_they_are(
         assert result["programs"][0]["state"] == states[0] and len(result["cells"]) == i + 1
         missing = "".join(report_page._missing(result))
         assert states[1] in missing and "expectile=0.5" not in missing
+        failed = {"variant": "iql, expectile=0.9", "task": TASKS[0], "state": "diverged"}
+        assert result["failures"] == [failed][i:]
+
+
+def test_tasks_that_failed_runs_take_from_all_are_named(finished: Any, tmp_path: Path) -> None:
+    """An agent is compared only where it did not break; one that is unfinished takes its tasks for a while only."""
+    file, _, programs = finished
+    places = list(programs)
+    score = "normalized_return"
+
+    def said() -> tuple[list[str], str]:
+        parts = [*report_runs.read(layout.load(file, {}, str(tmp_path / "runs")))]
+        cells = report_scores.cells(parts, score, 1)
+        about = {"cells": cells, "better": [], "variants": ["bc", "iql"], "tasks": TASKS, "rate": False}
+        about |= {"failures": report_runs.failures(parts, score), **report_scores.aggregated(cells, score)}
+        page = "".join(report_page._aggregate_blocks(about))
+        return [report_runs.fate(part, score) for part in parts], page
+
+    assert "Lost to" not in said()[1]
+    (places[4] / log.RESULT).unlink()
+    log.write_json(places[4] / records.FAILED, {"error": "diverged: at update 5", "runs": 1})
+    lost = f" **Lost to runs that failed: `iql` diverged on {TASKS[1]}.**"
+    fates, page = said()
+    assert fates == [*["done"] * 4, "diverged", "done"]
+    assert f"Last scores over 2 of 3 tasks, those that all of these have finished.{lost}" in page
+    result = (places[2] / log.RESULT).read_bytes()
+    (places[2] / log.RESULT).unlink()
+    fates, page = said()
+    assert fates[2] == "stopped" and "here there is 1. " in page and lost in page and TASKS[2] not in page
+    (places[2] / log.RESULT).write_bytes(result)
+    (places[5] / log.RESULT).unlink()
+    assert f"(without `iql`, too little of which is finished: `iql` diverged on {TASKS[1]})" in said()[1]
 
 
 def test_runs_that_are_not_equally_long_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -596,6 +662,7 @@ def test_data_are_those_of_the_finished_runs_whatever_lies_on_this_machine(
         ([], "give a sweep file: python -m experiments.report"),
         (["{file}", "--set=sedes=2"], "board.yaml: .* no setting 'sedes': did you mean 'seeds'"),
         (["{file}", "--set=dataset"], "--set takes flag=value"),
+        (["{file}", "--count=3"], "board.yaml: --count: only a random sweep draws its runs"),
         (["{file}", "{file}", "--workdir=runs"], "--workdir is the folder of one sweep"),
         (["{file}", "--workdir=nosuch"], "--workdir=nosuch is no folder"),
         (["{file}", "{file}"], r"are both bc on hopper-medium-regen-v5 with the same seed"),
@@ -666,7 +733,8 @@ def test_a_sweep_says_what_one_gets_who_can_try_k_settings(
             subsets = [list(subset) for subset in itertools.combinations(range(4), k)]
             expected.append(np.mean([each[subset, seed][others[subset].argmax()] for subset in subsets]))
         np.testing.assert_allclose(best["each"], expected)
-        np.testing.assert_allclose(best["ci95"], statistics.interval(expected))
+        assert "ci95" not in best  # these three share seeds
+        np.testing.assert_allclose(best["mean"], np.mean(expected))
     played, counted = last[..., : EPISODES // 2].reshape(12, -1), last[..., EPISODES // 2 :].reshape(12, -1)
     curve = selection.bandit(
         played, 5, jax.random.key(0), scores=counted.mean(1), alpha=2 * float(np.ptp(played)) ** 2
@@ -674,16 +742,35 @@ def test_a_sweep_says_what_one_gets_who_can_try_k_settings(
     np.testing.assert_array_equal(row["bandit"]["mean"], curve.mean)
     text = (tmp_path / "out" / studies.REPORT).read_text()
     assert "| agent | task | k = 1 | k = 2 | k = 3 | all |\n" in text and "] (4) |\n" in text
+    assert f" | {np.mean(expected):.1f} [{min(expected):.1f}, {max(expected):.1f}] (4) |\n" in text
     assert f"]({TASKS[0]}-choice.png)" in text and (tmp_path / "out" / f"{TASKS[0]}-choice.png").exists()
     assert f"episodes of the last evaluation are missing: `iql, quantile` on {TASKS[0]}." in text
-    two = [part for part in report_runs.read(plan) if part.index < 2]
-    # As of two files, whose labels do not name what each of them fixes.
-    four = [
-        part._replace(parameters=part.parameters | {"n_step": 1 + part.index % 2})
-        for part in report_runs.read(plan)
+    parts, name = [*report_runs.read(plan)], "normalized_return"
+    diverged = records.State("failed", 1, 2, 0.0, f"{records.DIVERGENCE}: at update 5")
+    others = [  # two settings of the first row: one that diverged, and one that has not begun
+        part._replace(
+            variant=part.variant.replace(str(part.parameters["agent.temperature"]), str(temperature)),
+            parameters=part.parameters | {"agent.temperature": temperature},
+            state=state,
+            result=None,
+            scores=None,
+        )
+        for part, temperature, state in (
+            (parts[0], 88.0, diverged),
+            (parts[1], 99.0, diverged._replace(name="waiting")),
+        )
     ]
+    row, lost = report_tuning.tuned([*parts, *others], result["cells"], name)["tuned"]
+    assert row["without"] == {"diverged": 1, "unfinished": 1} and lost["without"] == {}
+    assert row["tries"] == [1, 2, 3, 4]
+    blocks = [*report_page._tuning_blocks({"tuned": [row, lost], "rate": False})]
+    assert "] (4 of 6: 1 diverged, 1 unfinished) |\n" in blocks[3] and "] (4) |" in blocks[3]
+    assert blocks[2].startswith("Settings without a score are left out")
+    two = [part for part in parts if part.index < 2]
+    # As of two files, whose labels do not name what each of them fixes.
+    four = [part._replace(parameters=part.parameters | {"n_step": 1 + part.index % 2}) for part in parts]
     for parts in (two, four):
-        assert report_tuning.tuned(parts, result["cells"], "normalized_return") == {}
+        assert report_tuning.tuned(parts, result["cells"], name) == {}
 
 
 # ---- what is stored -----------------------------------------------------------------------------------------
@@ -864,6 +951,19 @@ def test_figures_of_aggregates_say_of_how_many_seeds_and_updates(of: dict[str, A
     }
     assert report_page._of_what(result) == said
     assert report_page._of_what(result | {"data": {"a": {}}}).startswith("2 tasks, data regenerated here,\n")
+
+
+def test_error_bars_of_interquartile_means_are_as_wide_as_students() -> None:
+    """With the t of printed tables, 12.706 for one degree of freedom and 2.064 for 24; and by simulation."""
+    assert report_page._bootstrap_width(2, 1) == pytest.approx(np.sqrt(1 / 2) * 1.960 / 12.706, rel=1e-3)
+    assert report_page._bootstrap_width(5, 6) == pytest.approx(np.sqrt(4 / 5) * 1.960 / 2.064, rel=1e-3)
+    seen = []
+    for scores in np.random.default_rng(0).normal(size=(200, 5, 1)):
+        low, high = statistics.bootstrap(statistics.mean, scores, resamples=400)
+        seen.append((high - low) / np.ptp(statistics.interval(scores[:, 0])))
+    assert np.mean(seen) == pytest.approx(report_page._bootstrap_width(5, 1), rel=0.05)
+    assert report_page._widened(5.0, [4.0, 7.0], width=0.5, rate=False) == (5.0, 3.0, 9.0)
+    assert report_page._widened(0.9, [0.8, 0.96], width=0.5, rate=True) == pytest.approx((0.9, 0.7, 1.0))
 
 
 def test_a_finished_run_without_the_score_is_listed(finished: Any, tmp_path: Path) -> None:

@@ -277,6 +277,30 @@ def test_rows_that_other_commands_trained_are_taken_with_where_they_are_from(tmp
     assert TRAINED == ["second"]
 
 
+def test_what_was_trained_by_other_code_or_elsewhere_keeps_its_own_provenance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a study goes on after an update of JAX, or on another machine: the header is of the last command alone."""
+    train_rows(tmp_path / "rows")
+    (tmp_path / "rows" / "variants" / "second.json").unlink()
+    train(tmp_path / "named", {"first": variants()["first"]})
+    TRAINED.clear()
+    before = log.provenance()
+    now = before | {"versions": before["versions"] | {"jax": "99.0"}, "commit": "1234567890"}
+    monkeypatch.setattr(log, "provenance", lambda: now)
+    result = train_rows(tmp_path / "rows")
+    assert [row.get("provenance") for row in result["rows"]] == [before, None]
+    assert f", jax {before['versions']['jax']} for 99.0)." in studies.origin(result)
+    finished = train(tmp_path / "named", variants())
+    assert finished.others == {"first": before} and TRAINED == ["second", "second"]
+    settings = RowSettings(out=str(tmp_path))
+    result = studies.finish(settings, {}, lambda _: ["# Title"], trained=finished)
+    assert [row.get("provenance") for row in result["others"]] == [before, None]
+    assert "1 of 2 trained variants are of `" in (tmp_path / studies.REPORT).read_text()
+    only = finished._replace(others={})
+    assert "others" not in studies.finish(settings, {}, lambda _: ["# Title"], trained=only)
+
+
 def test_a_report_names_the_rows_that_are_not_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

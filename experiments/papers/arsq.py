@@ -151,7 +151,9 @@ def run(settings: Settings) -> dict[str, Any]:
     for name, outcome in trained.outcomes.items():
         part, _, method = name.partition(", ")
         outcomes[part][method] = outcome
-    result = studies.finish(settings, {"wall_seconds": trained.seconds, **outcomes}, report, claims)
+    result = studies.finish(
+        settings, {"wall_seconds": trained.seconds, **outcomes}, report, claims, trained=trained
+    )
     draw(Path(settings.out), result)
     return result
 

@@ -229,7 +229,7 @@ def run(settings: Settings) -> dict[str, Any]:
         "tasks": outcomes,
         "differences": {name: differences(outcome["ranked"]) for name, outcome in outcomes.items()},
     }
-    result = studies.finish(settings, rows, report, claims)
+    result = studies.finish(settings, rows, report, claims, trained=trained)
     draw(Path(settings.out), outcomes)
     return result
 

@@ -190,7 +190,7 @@ def run(settings: Settings) -> dict[str, Any]:
         "arms": summary(every),
         "differences": differences(every),
     }
-    result = studies.finish(settings, rows, report, claims)
+    result = studies.finish(settings, rows, report, claims, trained=finished)
     draw(Path(settings.out), result)
     return result
 

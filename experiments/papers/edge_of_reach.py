@@ -147,7 +147,9 @@ def run(settings: Settings) -> dict[str, Any]:
     ]
     # Results into which one training was divided have the same time to the last bit: it counts once.
     seconds = finished.seconds + sum({one["wall_seconds"] for one in earlier.results})
-    result = studies.finish(settings, {"wall_seconds": seconds, "rows": rows}, report, claims)
+    result = studies.finish(
+        settings, {"wall_seconds": seconds, "rows": rows}, report, claims, trained=finished
+    )
     trained = {variant: finished.outcomes[name] for name, variant in kinds.items() if name in variants}
     draw(Path(settings.out), settings, trained, dict(zip(kinds.values(), rows, strict=True)))
     return result

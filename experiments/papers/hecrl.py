@@ -126,7 +126,9 @@ def run(settings: Settings) -> dict[str, Any]:
     for name, outcome in finished.outcomes.items():
         part, what = name.split(", ")
         outcomes[part][what] = outcome
-    result = studies.finish(settings, {"wall_seconds": finished.seconds, **outcomes}, report, claims)
+    result = studies.finish(
+        settings, {"wall_seconds": finished.seconds, **outcomes}, report, claims, trained=finished
+    )
     draw(Path(settings.out), result)
     return result
 

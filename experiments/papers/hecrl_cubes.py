@@ -146,7 +146,7 @@ def run(settings: Settings) -> dict[str, Any]:
             if (name := f"subgoals, {head}, {kind}") in finished.outcomes
         }
         outcomes = {"wall_seconds": finished.seconds, "rows": rows, "moved": moved}
-        return studies.finish(settings, outcomes, report, claims)
+        return studies.finish(settings, outcomes, report, claims, trained=finished)
 
     studies.train(settings, variants, "HECRL on cubes", write)
     result = write()

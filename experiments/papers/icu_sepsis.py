@@ -88,14 +88,16 @@ def run(settings: Settings) -> dict[str, Any]:
     """Logs, plans, evaluates, and writes everything to ``settings.out``; returns what result.json holds."""
     chosen = {**studies.chosen(settings), "methods": METHODS}
     planning = studies.Variant(partial(plan, settings), chosen)
-    policies = studies.train(settings, {"planning": planning}, "planning").outcomes["planning"]
+    planned = studies.train(settings, {"planning": planning}, "planning")
+    policies = planned.outcomes["planning"]
     chosen["planning"] = studies.digest("planning", planning)
     places = [("as logged", 0.0), *((kind, size) for kind, sizes in WORLDS.items() for size in sizes)]
     variants = {
         _name(kind, size): studies.Variant(partial(evaluate, settings, policies, kind, size), chosen)
         for kind, size in places
     }
-    survival = studies.train(settings, variants, "evaluation").outcomes
+    evaluated = studies.train(settings, variants, "evaluation")
+    survival = evaluated.outcomes
     summary = {
         "methods": {name: method._asdict() for name, method in METHODS.items()},
         "survival": {
@@ -112,7 +114,10 @@ def run(settings: Settings) -> dict[str, Any]:
             for baseline in BASELINES
         },
     }
-    result = studies.finish(settings, summary, report, claims, REPORT)
+    trained = studies.Finished(
+        planned.outcomes | survival, planned.seconds + evaluated.seconds, planned.others | evaluated.others
+    )
+    result = studies.finish(settings, summary, report, claims, REPORT, trained)
     for kind, sizes in WORLDS.items():
         _draw(Path(settings.out) / f"{kind}.png", kind, sizes, result["survival"])
     return result

@@ -173,7 +173,7 @@ def run(settings: Settings) -> dict[str, Any]:
         "wall_seconds": trained.seconds,
         "parts": stacked,
     }
-    result = studies.finish(settings, outcomes, report, claims)
+    result = studies.finish(settings, outcomes, report, claims, trained=trained)
     draw(Path(settings.out), settings, stacked)
     return result
 

@@ -52,8 +52,9 @@ def run(settings: Settings) -> dict[str, Any]:
         "windy_walk": studies.Variant(windy_walk, {}),
         "random_families": studies.Variant(partial(random_families, settings), studies.chosen(settings)),
     }
-    outcomes = studies.train(settings, variants, "parts").outcomes
-    result = studies.finish(settings, outcomes, report, claims, REPORT)
+    trained = studies.train(settings, variants, "parts")
+    outcomes = trained.outcomes
+    result = studies.finish(settings, outcomes, report, claims, REPORT, trained)
     walk = outcomes["windy_walk"]
     curves = {
         f"IWOCS, round {number}: alpha {row['alpha']:g}": earned

@@ -88,7 +88,9 @@ def run(settings: Settings) -> dict[str, Any]:
     largest = rl_model_based.largest_value(data.load(source).dataset, model_based.config(methods[0]).discount)
     for row in rows:
         row["limit"] = largest.reward + row["alpha"] * largest.entropy
-    result = studies.finish(settings, {"wall_seconds": finished.seconds, "rows": rows}, report, claims)
+    result = studies.finish(
+        settings, {"wall_seconds": finished.seconds, "rows": rows}, report, claims, trained=finished
+    )
     draw(Path(settings.out), settings, rows)
     return result
 

@@ -103,7 +103,9 @@ def run(settings: Settings) -> dict[str, Any]:
         outcomes["bandit"] = {GAUSSIAN: finished.outcomes["bandit, cloning"]}
         for kind in (FLOW, DISTILLED):
             outcomes["bandit"][kind] = {head: finished.outcomes[f"bandit, {kind}, {head}"] for head in names}
-    result = studies.finish(settings, outcomes | proposals_chunks.results(finished.outcomes), report, claims)
+    result = studies.finish(
+        settings, outcomes | proposals_chunks.results(finished.outcomes), report, claims, trained=finished
+    )
     draw(Path(settings.out), result)
     return result
 

@@ -129,11 +129,10 @@ def run(settings: Settings) -> dict[str, Any]:
         for name, part in parts.items()
         if name not in before
     }
-    outcomes, seconds = studies.train(settings, variants, "figures")
+    outcomes, seconds, others = studies.train(settings, variants, "figures")
     outcomes |= {name: result[name] for name, result in before.items()}
     outcomes["seconds"] = seconds + sum({result["seconds"] for result in earlier})
-    if earlier:
-        made = {name: studies.provenance(result, name) for name, result in before.items()}
+    if made := others | {name: studies.provenance(result, name) for name, result in before.items()}:
         outcomes["rows"] = studies.named(parts, made)
     result = studies.finish(settings, outcomes, report, claims, REPORT)
     studies.write_blocks(Path(settings.out) / POINTS, points(result))
@@ -568,7 +567,9 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
         f"1d come out to {PRINTED:g}; those of 1a to 1c were not drawn with these random numbers."
     )
     if "rows" in result:
-        yield " ".join([f"`{result['command']}`.", *studies.origins(result["rows"], "parts")])
+        yield " ".join(
+            [f"`{result['command']}`.", *studies.origins(result["rows"], "parts", result["versions"])]
+        )
     figures = [curve for figure in FIGURES for curve in result[figure]]
     yield studies.table(
         (

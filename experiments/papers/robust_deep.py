@@ -97,7 +97,7 @@ def run(settings: Settings) -> dict[str, Any]:
         "summary": summary(returns),
         "wall_seconds": finished.seconds,
     }
-    result = studies.finish(settings, rows, report, claims)
+    result = studies.finish(settings, rows, report, claims, trained=finished)
     draw(Path(settings.out), returns)
     return result
 

@@ -140,7 +140,7 @@ def run(settings: Settings) -> dict[str, Any]:
         rows["widths"] = {name: row for name, row in outcomes.items() if " bins, width " in name}
     if "rates" in parts:
         rows["rates"] = of_heads("rates")
-    result = studies.finish(settings, rows, report, claims)
+    result = studies.finish(settings, rows, report, claims, trained=finished)
     draw(settings, Path(settings.out), result)
     return result
 

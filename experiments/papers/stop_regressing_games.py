@@ -95,7 +95,7 @@ def run(settings: Settings) -> dict[str, Any]:
         "scores": scores,  # {game: {head: [evaluations, seeds]}}
         "relative": {head: statistics.summary(x) for head, x in relative(scores).items()},
     }
-    result = studies.finish(settings, rows, report, claims)
+    result = studies.finish(settings, rows, report, claims, trained=finished)
     draw(settings, Path(settings.out), scores)
     return result
 

@@ -131,8 +131,8 @@ def run(settings: Settings) -> dict[str, Any]:
     # Results into which one training was divided have the same time to the last bit: it counts once.
     seconds = finished.seconds + sum({one["wall_seconds"] for one in earlier})
     outcomes = {"wall_seconds": seconds, **outcomes}
-    if earlier:
-        outcomes["rows"] = studies.named(work, {name: one.provenance for name, one in before.items()})
+    if made := finished.others | {name: one.provenance for name, one in before.items()}:
+        outcomes["rows"] = studies.named(work, made)
     result = studies.finish(settings, outcomes, report, claims)
     if "pendulum" in result:
         studies.write_blocks(Path(settings.out) / POINTS, points(result))
