@@ -1297,7 +1297,10 @@ def test_a_run_that_is_known_by_a_setting_of_earlier_versions_goes_on_with_it(tm
         begin(rate=0.1)
     with pytest.raises(checkpoint.CheckpointError, match=r"settings.seeds: 4 in the checkpoint, 5"):
         begin(seeds=5)
-    for chosen, goes_on in ((None, 0.0), (-1.0, -1.0)):  # a former default is the run's own where no flag is given
+    for chosen, goes_on in (
+        (None, 0.0),
+        (-1.0, -1.0),
+    ):  # a former default is the run's own where no flag is given
         known = common.known({"target_entropy": chosen}, {"target_entropy": None}, {"target_entropy": 0.0})
         assert known == {"target_entropy": goes_on}
 
