@@ -198,6 +198,20 @@ def test_evaluations_play_whole_episodes() -> None:
     np.testing.assert_allclose(scores["return"], [[-x.sum()] * 3 for x in push], rtol=1e-5)
 
 
+def test_episodes_that_are_cut_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a policy that falls off at the very last step are over, and those of one that is a step behind are not.
+
+    Scores alone do not tell them apart: both have that many steps.
+    """
+    act = lambda state, observation, key: jnp.broadcast_to(state.params, (*observation.shape[:-1], 1))
+    actor = acting.over_seeds(acting.memoryless(act), train.STACKED)
+    states = State(jnp.float32([1.0, -1.0]), {}, {}, 0)
+    monkeypatch.setattr(on_device, "LONG_EPISODE", 5)
+    with pytest.warns(UserWarning, match="^3 of 6 episodes were cut after 5 steps"):
+        scores = on_device.evaluator(line(), actor, 3, 2, 0)(states, 1)
+    assert (scores["length"] == 5).all()
+
+
 def broken(**parts: Any) -> World:
     """`line` with other members of what its steps return, or of itself."""
     step = line().step
