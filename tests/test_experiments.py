@@ -1578,7 +1578,7 @@ def test_flags_of_an_agent_that_change_nothing_are_named(capsys: pytest.CaptureF
     hindsight = dataclasses.replace(
         config.goals, mask=False, value=dataclasses.replace(config.goals.value, random=0.1)
     )
-    note(settings.__class__(agent="gcbc"), dataclasses.replace(config, goals=hindsight))
+    note(goals.Settings(agent="gcbc"), dataclasses.replace(config, goals=hindsight))
     lines = capsys.readouterr().err.splitlines()
     assert [line.split()[1] for line in lines] == ["--agent.goals.value.random", "--agent.goals.mask"]
 
