@@ -111,7 +111,7 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
         render(settings, config, sweep, this, task, start.tree["state"], mesh)
         return start.result
     if shard.is_main():
-        _print_notes(settings, task)
+        _print_notes(settings, config, task)
     with (
         scorer(settings, task, population, len(run_keys), mesh) as score,
         lifecycle.session(this, start) as session,
@@ -168,9 +168,10 @@ def _run(settings: Settings, config: Any, sweep: Mapping[str, list[float]], task
     )
 
 
-def _print_notes(settings: Settings, task: Problem) -> None:
+def _print_notes(settings: Settings, config: Any, task: Problem) -> None:
     """Prints which flags do nothing, and why nothing will be evaluated."""
     notes.note_unused_head(settings)
+    notes.note_unused_by_agent("goals", settings, config, "dataset")
     if settings.eval_episodes and not task.environment:
         print(
             f"note: {settings.dataset} names no environment to evaluate in: give --environment=NAME",

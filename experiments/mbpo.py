@@ -117,8 +117,26 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
             axis="environment steps",
             leaves=(interaction.ACTORS,),
         )
+        _print_notes(settings, config)
         trainer, exported = make_trainer(settings, stream, loop), interaction.exported(config)
         return interaction.train(settings, this, trainer, loop.learner, Transform(), **exported)
+
+
+def _print_notes(settings: Settings, config: Any) -> None:
+    """Prints which flags do nothing."""
+    notes.note_unused_head(settings)
+    notes.note_unused_by_agent("mbpo", settings, config, "env")
+    usual, _ = presets.usual("mbpo", settings, config, "env")
+    notes.note_unread(settings, usual, unused(settings))
+
+
+def unused(settings: Settings) -> dict[str, str]:
+    """{field: why} of those that ``--model_loss`` does not read."""
+    name = settings.model_loss
+    found = {f"loss.{field}": why for field, why in value_aware.unused(name, settings.loss).items()}
+    if name in value_aware.VALUE_FREE:
+        found["plain_steps"] = f"the model loss {name} is a plain error from first to last"
+    return found
 
 
 def rolled_row(spec: Spec) -> Transition:

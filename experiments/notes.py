@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments import common
+from experiments import common, flags, presets
 from experiments.common import Head
 from rl import agents, data, lifecycle, log
 from rl.replay import traces
@@ -29,6 +29,35 @@ def note_unused(settings: Any, needed: str, *names: str) -> None:
             f"note: {', '.join(unused)} change{'s' * (len(unused) == 1)} nothing without --{needed}",
             file=sys.stderr,
         )
+
+
+def note_unread(chosen: Any, usual: Any, unread: Mapping[str, str], prefix: str = "") -> None:
+    """Prints which flags were chosen and do nothing.
+
+    Args:
+      chosen: a dataclass whose fields are flags.
+      usual: another one of its type, what it would be if no flag were given.
+      unread: {field: why} of those that nothing reads; a field that is a dataclass stands for all of its own.
+      prefix: of the flags.
+    """
+    for flag in flags.written(chosen, usual):
+        name = flag.removeprefix("--").partition("=")[0]
+        for field, why in unread.items():
+            if f"{name}.".startswith(f"{field}."):
+                print(f"note: --{prefix}{name} changes nothing: {why}", file=sys.stderr)
+
+
+def note_unused_by_agent(script: str, settings: Any, config: Any, task: str) -> None:
+    """Prints which of the agent's own flags were chosen and do nothing, if its module tells (`rl.agents.unused`).
+
+    Args:
+      script: as `presets.find` takes it.
+      settings: of the run.
+      config: the agent's hyper-parameters.
+      task: the field of ``settings`` that names the task.
+    """
+    _, usual = presets.usual(script, settings, config, task)
+    note_unread(config, usual, agents.unused(settings.agent, config), "agent.")
 
 
 def note_unused_head(settings: Any) -> None:

@@ -25,7 +25,7 @@ from rl import shard
 PAPER, NONE = "paper", "none"
 _FILE = Path(__file__).with_name("presets.yaml")
 
-S = TypeVar("S")
+S, T = TypeVar("S"), TypeVar("T")
 
 
 class Preset(NamedTuple):
@@ -159,6 +159,17 @@ def stored(script: str, settings: Any, task: str) -> dict[str, Any] | None:
     """What a run's card says of the preset that its settings were resolved with, by name; None if it was none."""
     preset = _of_settings(script, settings, task)
     return {"name": settings.preset, **preset._asdict()} if preset else None
+
+
+def usual(script: str, settings: S, config: T, task: str) -> tuple[S, T]:
+    """What settings and hyper-parameters are where no flag is given but those that choose agent, task and preset."""
+    preset = _of_settings(script, settings, task)
+    chosen = preset.flags if preset else {}
+    agent_flags = {name: _value(x, settings) for name, x in _agent_flags(chosen).items()}
+    return (
+        flags.with_fields(type(settings)(), _plain(chosen)),
+        flags.with_fields(type(config)(), agent_flags, "agent."),
+    )
 
 
 def _of_settings(script: str, settings: Any, task: str) -> Preset | None:

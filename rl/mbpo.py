@@ -52,6 +52,8 @@ from rl.replay import ring, source
 from rl.settings import require_at_least_one
 from rl.types import Array, Key, Learner, Metrics, State, Transition
 
+_TOLERATED = 1e-3  # share of the rollouts' rows that may be lost
+
 # (stacked state [S] of the learners, environment steps since learning began) -> context of the model's loss, [S]
 Context = Callable[[State, int], Any]
 
@@ -352,8 +354,12 @@ def imagination(
 
 
 def check_rollouts(metrics: Mapping[str, np.ndarray], step: int) -> None:
-    """Raises FloatingPointError if rows of the rollouts were not finite."""
-    seeds = np.flatnonzero(metrics["lost"])
+    """Raises FloatingPointError if more than one in 1,000 rows of the rollouts was not finite.
+
+    Fewer, as of a few rollouts that start where the model knows little, are left out of the ring, and the metric
+    ``lost`` says how many they are: no update sees them, and they need not end a run of days.
+    """
+    seeds = np.flatnonzero(metrics["lost"] > _TOLERATED)
     if seeds.size:
         raise FloatingPointError(
             f"at environment step {step}: the dynamics model diverged: a share of {metrics['lost'].max():.2g} of its "

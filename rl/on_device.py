@@ -8,6 +8,7 @@ the device, with which the host exchanges nothing.
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -251,7 +252,7 @@ def evaluator(
     """A function (states of all policies, number of the evaluation) -> scores {name: [S, episodes]}.
 
     Scores are ``return`` and ``length``, of the first episode of each of as many copies. An episode that has not ended
-    after 100,000 steps ends there.
+    after 100,000 steps ends there, and a warning says so.
 
     Args:
       world: the environment.
@@ -263,7 +264,7 @@ def evaluator(
     root = keys.of(jax.random.key(base_seed), "evaluate")
 
     @jax.jit
-    def play(states: State, index: Array) -> tuple[Array, Array]:
+    def play(states: State, index: Array) -> Array:
         each = jax.random.split(jax.random.fold_in(root, index), seeds)
         copies = lambda time: jax.vmap(lambda key: _each(key, time, episodes))(each)
         seen, world_state = jax.vmap(world.reset)(copies(0))
@@ -285,11 +286,16 @@ def evaluator(
             )
             return outcome.observation, outcome.state, memory, scores, time + 1
 
-        total, length, _ = jax.lax.while_loop(more, step, start)[3]
-        return total, length
+        return jax.lax.while_loop(more, step, start)[3]
 
     def score(states: State, index: int) -> dict[str, np.ndarray]:
-        total, length = jax.device_get(play(acting.without_optimiser(states), jnp.int32(index)))
+        total, length, over = jax.device_get(play(acting.without_optimiser(states), jnp.int32(index)))
+        if cut := int((over == 0).sum()):
+            warnings.warn(
+                f"{cut} of {over.size} episodes were cut after {LONG_EPISODE:,} steps, and count as if they ended "
+                "there: if the environment has no time limit, give it one (first of rl.envs.world.Outcome)",
+                stacklevel=2,
+            )
         return {"return": np.asarray(total, np.float64), "length": np.asarray(length, np.int64)}
 
     return score

@@ -244,9 +244,9 @@ def test_dictionaries_of_many_copies_are_dictionaries_of_rows() -> None:
             TWO,
             r"observation\['eye'\] is .*\(4, 84, 84\) is an image with its channels first.*numpy.moveaxis",
         ),
-        (VECTOR, spaces.MultiDiscrete([2, 3]), r"takes MultiDiscrete\(\[2 3\]\)"),
-        (VECTOR, spaces.Box(-np.inf, 1, (2,)), "between finite bounds"),
-        (VECTOR, spaces.Box(0, 9, (2,), np.int64), "between finite bounds"),
+        (VECTOR, spaces.MultiDiscrete([2, 3]), r"takes MultiDiscrete\(\[2 3\]\).*Discrete\(6\)"),
+        (VECTOR, spaces.Box(-np.inf, 1, (2,)), r"between finite bounds.*Box\(-1.0, 1.0, \(2,\)\)"),
+        (VECTOR, spaces.Box(0, 9, (2,), np.int64), r"between finite bounds.*Discrete\(len\(actions\)\)"),
     ],
 )
 def test_spaces_that_agents_cannot_use_are_refused(
@@ -254,6 +254,31 @@ def test_spaces_that_agents_cannot_use_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         with_spaces(observation_space, action_space)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "action", "received"),
+    [
+        (spaces.MultiDiscrete([2, 3]), 5, [1, 2]),
+        (spaces.MultiBinary((3, 1)), 6, [[1], [1], [0]]),
+        (spaces.Box(-np.inf, np.inf, (2,), np.float32), np.float32([0.5, -1]), [0.5, -1]),
+    ],
+)
+def test_the_wrapper_that_a_refusal_of_actions_names_makes_them_usable(
+    with_spaces, theirs: spaces.Space, action: object, received: list
+) -> None:
+    """It is code to be copied: what the message says is run. RescaleAction, say, would fail on infinite bounds."""
+    with pytest.raises(ValueError, match="wrapped in ") as refusal:
+        with_spaces(VECTOR, theirs)
+    code = str(refusal.value).partition("wrapped in ")[2].rpartition(", w")[0]
+    import toy_environments
+
+    inner = toy_environments.Spaces(VECTOR, theirs)
+    wrapped = eval(code, {"gymnasium": gymnasium, "numpy": np, "env": inner})
+    usable = registry._uniform(wrapped, "Toy-v0")
+    usable.reset(seed=0)
+    usable.step(action)
+    np.testing.assert_allclose(inner.received, received)
 
 
 # ---- seeds ---------------------------------------------------------------------------------------------

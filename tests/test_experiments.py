@@ -41,6 +41,7 @@ from experiments import (
     notes,
     offline,
     online,
+    presets,
     quickstart,
 )
 from rl import acting, agents, checkpoint, data, fitted_q, lifecycle, log, shard, statistics, train
@@ -1556,6 +1557,65 @@ def test_flags_that_change_nothing_are_named(capsys: pytest.CaptureFixture[str])
     assert "--head_sigma changes nothing with --head=c51: it is of hl_gauss" in capsys.readouterr().err
     notes.note_unused_head(offline.Settings(head_size=5))
     assert "note: --head_size changes nothing with --head=scalar" in capsys.readouterr().err
+
+
+def test_flags_of_an_agent_that_change_nothing_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """Those that were given, and not those that a preset sets: crl's has none of these, hecrl's a radius of its own."""
+    settings, hecrl = goals.Settings(agent="hecrl"), agents.get("hecrl").Config
+    note = lambda settings, config: notes.note_unused_by_agent("goals", settings, config, "dataset")
+    note(settings, hecrl(filtered=False))
+    note(settings, hecrl(radius=-20.0))
+    note(offline.Settings(agent="iql"), agents.get("iql").Config(expectile=0.9))
+    task = "heavy-cube-double-ppp-v0+entities"
+    published, chosen = presets.resolve(
+        "goals",
+        goals.Settings(agent="hecrl", preset="paper"),
+        common.config,
+        "dataset",
+        {"dataset": task, "agent.subgoals": "none"},
+    )
+    assert published.preset == "paper" and chosen.candidates
+    note(published, chosen)
+    assert not capsys.readouterr().err
+    note(settings, hecrl(radius=-20.0, filtered=False))
+    said = "note: --agent.radius changes nothing: with filtered=False every candidate is feasible\n"
+    assert capsys.readouterr().err == said
+    config = agents.get("gcbc").Config()
+    hindsight = dataclasses.replace(
+        config.goals, mask=False, value=dataclasses.replace(config.goals.value, random=0.1)
+    )
+    note(goals.Settings(agent="gcbc"), dataclasses.replace(config, goals=hindsight))
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split()[1] for line in lines] == ["--agent.goals.value.random", "--agent.goals.mask"]
+
+
+def test_flags_that_a_models_loss_does_not_read_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """VaGraM's published settings are those of its loss, and nobody gave them where another loss is chosen."""
+    given = {
+        "plain_steps": 5,
+        "loss.normalise": False,
+        "loss.samples": 4,
+        "loss.clip_quantile": 0.5,
+        "loss.floor": 0.1,
+    }
+    unread = {
+        "mle": set(given),
+        "standardised": set(given),
+        "vagram": {"loss.samples"},
+        "vaml": {"loss.samples", "loss.clip_quantile"},  # without normalise
+        "calibrated": {"loss.clip_quantile"},
+        "value_weighted": {"loss.samples", "loss.clip_quantile"},
+    }
+    for loss, expected in unread.items():
+        overrides = {"env": "Hopper-v5", "model_loss": loss}
+        settings, config = presets.resolve("mbpo", mbpo.PUBLISHED, common.config, "env", overrides)
+        assert settings.preset == "paper" and settings.loss.normalise is False
+        mbpo._print_notes(settings, config)
+        assert not capsys.readouterr().err
+        settings, config = presets.resolve("mbpo", mbpo.Settings(), common.config, "env", overrides | given)
+        mbpo._print_notes(settings, config)
+        lines = capsys.readouterr().err.splitlines()
+        assert {line.split()[1] for line in lines} == {f"--{name}" for name in expected}
 
 
 @pytest.mark.parametrize(

@@ -576,3 +576,21 @@ def test_supports_are_those_of_steps_to_a_goal() -> None:
     for agent in ("gcivl", "gciql", "hiql"):
         config = agents.get(agent).Config(discount=0.9)
         assert agents.target_range(agent, config, SPEC, 0.0, 0.0) == pytest.approx((-10.0, 0.0))
+
+
+@pytest.mark.parametrize("agent", ["crl", "qrl", "gcbc"])
+def test_agents_that_say_that_they_read_no_rewards_read_none(agent: str) -> None:
+    """Updates are traced without any; gciql, whose losses have them, fails there."""
+    none = random_batch()
+    none = none._replace(value=none.value._replace(reward=None, discount=None))
+
+    def traced(agent: str) -> None:
+        one = learner(agent)
+        state = jax.eval_shape(one.init, jax.random.key(0), none)
+        jax.eval_shape(one.update, state, none, jax.random.key(0))
+
+    assert set(goals.OF_REWARDS) <= agents.unused(agent, small(agent)).keys()
+    traced(agent)
+    assert not agents.unused("gciql", small("gciql"))
+    with pytest.raises(TypeError):
+        traced("gciql")

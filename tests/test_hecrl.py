@@ -392,3 +392,51 @@ def test_environments_it_cannot_be_for_are_refused() -> None:
     nets = hecrl.networks(hecrl.Config(subgoals="none"), SPEC, heads.scalar())
     with pytest.raises(ValueError, match="subgoals=none: there is nothing to plan with"):
         hecrl.plan(hecrl.Config(subgoals="none"), nets, heads.scalar(), {}, jnp.zeros(()), jnp.zeros(()), KEY)
+
+
+# ---- settings that do nothing ---------------------------------------------------------------------------------
+
+OTHERS = {
+    "choice": "random",
+    "filtered": False,
+    "direct": False,
+    "radius": -20.0,
+    "candidates": 5,
+    "replan_every": 7,
+    "max_subgoals": 3,
+    "diffusion_steps": 4,
+    "prediction": "x0",
+    "eta": 0.5,
+    "awr_temperature": 9.0,
+    "awr_error": "chamfer",
+}
+
+
+def program(config: hecrl.Config) -> str:
+    """All that an update and a step of the policy compute, but for where functions lie in memory."""
+    learner, batch = hecrl.make(config, SPEC, heads.make("scalar")), batch_of(COUNT, FEATURES)
+    actor, seen = acting.actor(learner), batch.value.observation
+
+    def everything(key: Any) -> Any:
+        state = learner.init(key, batch)
+        state, _ = learner.update(state, batch, key)
+        return actor.act(state, actor.start(state, seen), seen, jnp.zeros(ROWS, bool), key)
+
+    traced = jax.make_jaxpr(everything)(KEY)
+    return re.sub("0x[0-9a-f]+", "", f"{traced} {[np.asarray(x).tolist() for x in traced.consts]}")
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [{"subgoals": "none"}, {"subgoals": "awr", "filtered": False}, {"filtered": False}, {"candidates": 1}],
+)
+def test_settings_that_are_said_to_do_nothing_change_no_program(chosen: dict[str, Any]) -> None:
+    """The users of an agent that reads them are told to leave them out."""
+    config = hecrl.Config(network=TINY, **chosen)
+    unused = hecrl.unused(config)
+    assert unused.keys() <= {*OTHERS, "subgoal_optimiser", "goals.subgoal_steps"}
+    # Programs differ, and what they compute does not, where a choice among one is drawn, and where as many seeds plan
+    # at once as candidates leave room for.
+    silent = unused.keys() & OTHERS.keys() - {"choice", "candidates"}
+    changed = {name: OTHERS[name] for name in silent}
+    assert changed and program(dataclasses.replace(config, **changed)) == program(config)

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,37 @@ def line() -> World:
         return Outcome(moved, -jnp.abs(moved[:, 0]), terminated, now, first, now)
 
     return World(Spec((2,), 1), reset, step)
+
+
+def screen() -> World:
+    """`line` seen as bytes: an image [4, 4, 3], in all of whose pixels its place stands."""
+    return seen_as(lambda x: jnp.broadcast_to(100 + 90 * x[:, :1, None, None], (len(x), 4, 4, 3)), (4, 4, 3))
+
+
+def parts() -> World:
+    """`line` in a dictionary of a dictionary, with an image and a history."""
+    image = lambda x: jnp.broadcast_to(100 + 90 * x[:, :1, None, None], (len(x), 4, 4, 3)).astype(jnp.uint8)
+    made = lambda x: {"task": {"place": x[:, :1], "past": x[:, None]}, "eye": image(x)}
+    return seen_as(made, {"task": {"place": (1,), "past": (1, 2)}, "eye": (4, 4, 3)})
+
+
+def seen_as(see: Callable[[Any], Any], shape: Any) -> World:
+    """`line` with other observations; images are bytes."""
+    inner = line()
+    bytes_ = lambda x: x.astype(jnp.uint8) if x.ndim == 4 else x
+    see_all = lambda x: jax.tree.map(bytes_, see(x))
+
+    def reset(keys: Key) -> tuple[Any, Any]:
+        first, state = inner.reset(keys)
+        return see_all(first), state
+
+    def step(keys: Key, state: Any, action: Any) -> Outcome:
+        made = inner.step(keys, state, action)
+        return made._replace(
+            observation=see_all(made.observation), next_observation=see_all(made.next_observation)
+        )
+
+    return World(Spec(shape, 1), reset, step)
 
 
 @functools.cache
@@ -166,6 +198,20 @@ def test_evaluations_play_whole_episodes() -> None:
     np.testing.assert_allclose(scores["return"], [[-x.sum()] * 3 for x in push], rtol=1e-5)
 
 
+def test_episodes_that_are_cut_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a policy that falls off at the very last step are over, and those of one that is a step behind are not.
+
+    Scores alone do not tell them apart: both have that many steps.
+    """
+    act = lambda state, observation, key: jnp.broadcast_to(state.params, (*observation.shape[:-1], 1))
+    actor = acting.over_seeds(acting.memoryless(act), train.STACKED)
+    states = State(jnp.float32([1.0, -1.0]), {}, {}, 0)
+    monkeypatch.setattr(on_device, "LONG_EPISODE", 5)
+    with pytest.warns(UserWarning, match="^3 of 6 episodes were cut after 5 steps"):
+        scores = on_device.evaluator(line(), actor, 3, 2, 0)(states, 1)
+    assert (scores["length"] == 5).all()
+
+
 def broken(**parts: Any) -> World:
     """`line` with other members of what its steps return, or of itself."""
     step = line().step
@@ -192,6 +238,14 @@ def broken(**parts: Any) -> World:
         (broken(state=lambda x: (x.state,)), "its state is .* after a reset and .* after a step"),
         (line()._replace(spec=Spec((2,), 2, True)), "its step fails: "),
         (line()._replace(step=lambda *_: None), r"step must return a rl.envs.world.Outcome, not NoneType"),
+        (
+            broken(terminated=lambda x: x.first, first=lambda x: x.terminated & ~x.terminated),
+            r"in \d+ of 100 steps with random actions terminated is true and first is not\. .*return the observation",
+        ),
+        (
+            seen_as(lambda x: jnp.zeros((len(x), 2, 3, 4, 1)), (2, 3, 4, 1)),
+            r"observation is float32\[2, 3, 4, 1\], but .* or else return it as a vector \[24\]",
+        ),
     ],
 )
 def test_a_world_that_is_not_as_its_spec_says_is_named(
@@ -250,6 +304,22 @@ def test_one_copy_is_an_environment_of_gymnasium() -> None:
         both.reset([3, 4])
         both.restore(there)
         np.testing.assert_array_equal(both.step(np.ones((2, 1))).observation, following.observation)
+
+
+def test_bytes_and_dictionaries_are_the_same_on_the_host_as_on_the_device() -> None:
+    """Images were vectors of floats on the host, where a network for images is then refused; dictionaries failed."""
+    for name in ("screen", "parts"):
+        world, host = functional.make(f"jax/test_on_device.{name}"), envs.make(f"jax/test_on_device.{name}")
+        assert envs.spec(host) == world.spec
+        key = lambda time: jax.random.fold_in(jax.random.key(3), time)[None]
+        expected, state = world.reset(key(1))
+        seen = [host.reset(seed=3)[0], host.step(np.ones(1, np.float32))[0]]
+        expected = [expected, world.step(key(2), state, jnp.ones((1, 1))).next_observation]
+        for one, other in zip(seen, expected, strict=True):
+            assert host.observation_space.contains(one)
+            jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b[0], strict=True), one, other)
+        image = seen[1] if name == "screen" else seen[1]["eye"]
+        assert image.dtype == np.uint8 and (image == 118).all()
 
 
 def test_pendulum_and_cart_pole_start_anew_after_their_time_limit() -> None:

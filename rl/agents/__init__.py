@@ -19,6 +19,7 @@ Scripts ask a module for more, all of which it may leave out:
 |---|---|
 | ``target_range(config, spec, low, high)`` | what its targets reach if they hold more than rewards |
 | ``check_data(config, logged)`` | raises ValueError for data that it cannot learn from |
+| ``unused(config)`` | {field of its ``Config``: why} of those that do nothing beside the others, for a note |
 | ``IGNORES_REWARDS = True`` | it only clones: no discount, and no value for a head |
 | ``READS_SETS = True`` | observations [N, F] are sets of entities; to all others they are histories [T, F] |
 | ``token_values(config, lm, head)`` | of language: a function that says what every token is worth; None: no values |
@@ -111,6 +112,16 @@ def check_data(agent: str, config: Any, logged: Transition | None) -> None:
     check = getattr(get(agent), "check_data", None)
     if check:
         check(config, logged)
+
+
+def unused(agent: str, config: Any) -> dict[str, str]:
+    """{field: why} of the hyper-parameters that do nothing beside the others in ``config``.
+
+    An agent that has such says so in a function ``unused(config)`` of its module. ``goals.mask`` is a field of the
+    field ``goals``, and a field that is a dataclass stands for all of its own.
+    """
+    tell = getattr(get(agent), "unused", None)
+    return tell(config) if tell else {}
 
 
 def reads_sets(agent: str) -> bool:

@@ -167,3 +167,9 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
         return logit(*critic(state.params["critic"], observation, act(state, observation, key)))
 
     return augmented(Learner(init, update, act, likelihood), spec, config.network)
+
+
+def unused(config: Config) -> dict[str, str]:
+    """Settings that do nothing; see `rl.agents.unused`."""
+    del config
+    return dict.fromkeys(goals.OF_REWARDS, "crl reads neither rewards nor discounts")

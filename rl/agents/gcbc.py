@@ -70,3 +70,10 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
         return mlp.greedy(policy.apply(state.params["policy"], observation), spec)
 
     return augmented(Learner(init, update, act), spec, config.network)
+
+
+def unused(config: Config) -> dict[str, str]:
+    """Settings that do nothing; see `rl.agents.unused`."""
+    del config
+    rewards = dict.fromkeys(goals.OF_REWARDS, "gcbc reads neither rewards nor discounts")
+    return {**rewards, "goals.value": "gcbc learns no values, and only goals.actor counts"}

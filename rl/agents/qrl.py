@@ -181,3 +181,9 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
         return -metric.distance(params, here, goal)
 
     return augmented(Learner(init, update, act, minus_distance), spec, config.network)
+
+
+def unused(config: Config) -> dict[str, str]:
+    """Settings that do nothing; see `rl.agents.unused`."""
+    del config
+    return dict.fromkeys(goals.OF_REWARDS, "qrl reads neither rewards nor discounts")

@@ -113,6 +113,28 @@ def require(config: Any) -> None:
     diffusion.cosine(config.diffusion_steps, config.prediction)
 
 
+_DIFFUSION = ("candidates", "diffusion_steps", "prediction", "eta")
+_AWR = ("awr_temperature", "awr_error")
+_PLANNING = ("choice", "filtered", "direct", "radius", "replan_every", "max_subgoals")
+_LEARNING = ("subgoal_optimiser", "goals.subgoal_steps")
+
+
+def unused(config: Any) -> dict[str, str]:
+    """{setting: why} of the settings of subgoals that do nothing beside the others."""
+    if config.subgoals == "none":
+        every = (*_DIFFUSION, *_AWR, *_PLANNING, *_LEARNING)
+        return dict.fromkeys(every, "with subgoals=none the goal is pursued at once")
+    if config.subgoals == "awr":
+        found = dict.fromkeys(_DIFFUSION, "it is of subgoals=diffusion; awr proposes one mean")
+    else:
+        found = dict.fromkeys(_AWR, "it is of subgoals=awr")
+    if config.subgoals == "awr" or config.candidates == 1:
+        found["choice"] = "there is one candidate to choose from"
+    if not config.filtered:
+        found["radius"] = "with filtered=False every candidate is feasible"
+    return found
+
+
 # ---- planning -----------------------------------------------------------------------------------------------
 
 

@@ -409,6 +409,26 @@ VALUE_AWARE: dict[str, Callable[[Values, Settings], Loss]] = {
 
 LOSSES = (*VALUE_FREE, *VALUE_AWARE)
 
+# Which losses read a setting, of ensembles that they are meant for (`is_deterministic`): vaml draws no samples there.
+_READERS: dict[str, tuple[str, ...]] = {
+    "normalise": tuple(VALUE_AWARE),
+    "clip_quantile": tuple(name for name in VALUE_AWARE if name != "value_weighted"),
+    "floor": tuple(VALUE_AWARE),
+    "samples": ("calibrated",),
+}
+
+
+def unused(name: str, settings: Settings = Settings()) -> dict[str, str]:
+    """{field of `Settings`: why} of those that the loss of that name does not read, of the ensemble it is meant for."""
+    found = {
+        setting: f"the model loss {name} does not read it (read by: {', '.join(readers)})"
+        for setting, readers in _READERS.items()
+        if name not in readers
+    }
+    if name in ("vaml", "calibrated") and not settings.normalise:
+        found["clip_quantile"] = f"the model loss {name} reads gradients only with normalise"
+    return found
+
 
 def _check(name: str, settings: Settings) -> None:
     """Raises ValueError, naming the setting, on what is out of range."""

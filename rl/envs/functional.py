@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import importlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -35,6 +35,7 @@ from rl.types import Array, Key, Spec
 __all__ = ["Outcome", "Stepped", "World", "make", "time_limit", "timed"]
 
 _TIMED: dict[str, ModuleType] = {"Pendulum-v1": pendulum, "CartPoleSwingUp-v0": cartpole_swingup}
+_TRIED = 50  # steps with random actions in which a world of one's own is tried out
 
 
 def make(name: str) -> World:
@@ -42,7 +43,8 @@ def make(name: str) -> World:
 
     Raises:
       ImportError: gymnax, or the module of one of your own, cannot be imported.
-      ValueError: an unknown name, or spaces that agents here cannot use.
+      ValueError: an unknown name, spaces that agents here cannot use, or a world of one's own that does not do what
+        `World` says.
     """
     if "+" in name:
         raise ValueError(
@@ -78,6 +80,7 @@ def make(name: str) -> World:
             f"environment {name!r}: {base} must return a rl.envs.world.World, not {type(world).__name__}"
         )
     _check(name, world)
+    _check_ends(name, world)
     return world
 
 
@@ -107,6 +110,7 @@ def _check(name: str, world: World) -> None:
         ("observation", outcome.observation),
     ):
         _check_shapes(name, member, x, copies, spec.observation_shape, "float32", "uint8")
+    _check_kinds(name, first)
     _check_shapes(name, "reward", outcome.reward, copies, (), "float32")
     _check_shapes(name, "terminated", outcome.terminated, copies, (), "bool")
     _check_shapes(name, "first", outcome.first, copies, (), "bool")
@@ -116,6 +120,36 @@ def _check(name: str, world: World) -> None:
         raise ValueError(
             f"environment {name!r}: its state is {trees[0]} of {', '.join(leaves[0])} after a reset and {trees[1]} of "
             f"{', '.join(leaves[1])} after a step, but must stay alike"
+        )
+
+
+def _check_ends(name: str, world: World) -> None:
+    """Raises ValueError if an episode of a world of one's own goes on after it terminated, in `_TRIED` random steps.
+
+    Learners would not notice: values would end in the middle of an episode, and its return would go on.
+    """
+    spec, copies = world.spec, 2
+
+    def step(state: Any, key: Key) -> tuple[Any, Array]:
+        action_key, key = jax.random.split(key)
+        if spec.discrete:
+            action = jax.random.randint(action_key, (copies,), 0, spec.action_size)
+        else:
+            action = jax.random.uniform(action_key, (copies, spec.action_size), minval=-1.0)
+        outcome = world.step(jax.random.split(key, copies), state, action)
+        return outcome.state, outcome.terminated & ~outcome.first
+
+    @jax.jit
+    def goes_on(key: Key) -> Array:
+        _, state = world.reset(jax.random.split(key, copies))
+        return jax.lax.scan(step, state, jax.random.split(key, _TRIED))[1]
+
+    count = int(goes_on(jax.random.key(0)).sum())
+    if count:
+        raise ValueError(
+            f"environment {name!r}: in {count} of {copies * _TRIED} steps with random actions terminated is true and "
+            "first is not. Where an episode is over, step begins the next one: set first there (terminated | the time "
+            "limit is reached), and return the observation and the state of a reset"
         )
 
 
@@ -143,6 +177,21 @@ def _check_shapes(name: str, member: str, value: Any, copies: int, shape: Any, *
             raise ValueError(
                 f"environment {name!r}: its {place} is {actual.get(place, 'missing')} for {copies} copies, and by its "
                 f"spec {wanted.get(place, 'nothing')}"
+            )
+
+
+def _check_kinds(name: str, first: Any) -> None:
+    """Raises ValueError unless observations [copies, ...] are as agents see them on the host (`nest.agent_shape`)."""
+    for place, x in nest.named("observation", first).items():
+        shape = x.shape[1:]
+        try:
+            seen = nest.agent_shape(shape, x.dtype)
+        except ValueError as error:
+            raise ValueError(f"environment {name!r}: its {place} is {_in_words(x)}, and {error}") from None
+        if seen != shape:
+            raise ValueError(
+                f"environment {name!r}: its {place} is {x.dtype}{list(shape)}, but float32 is a vector [D] or a "
+                f"history [T, D]: make it uint8 if these are pixels, or else return it as a vector {list(seen)}"
             )
 
 
@@ -229,16 +278,17 @@ def _vectors(gymnax: ModuleType, name: str, base: str) -> World:
 
 
 @functools.cache
-def _compiled(name: str) -> tuple[Spec, Callable[..., Any], Callable[..., Any]]:
-    """What all copies of an environment share: its spec, and `World.reset` and `World.step`, compiled for the CPU.
+def _compiled(name: str) -> tuple[Spec, Any, Callable[..., Any], Callable[..., Any]]:
+    """What all copies of an environment share: spec, an observation [1, ...] as shapes and types, reset and step.
 
-    States are lists of NumPy arrays.
+    The last two are `World.reset` and `World.step`, compiled for the CPU. States are lists of NumPy arrays.
     """
     world = make(name)
     cpu = jax.local_devices(backend="cpu")[0]
     reset, step = jax.jit(world.reset), jax.jit(world.step)
     keys = lambda seed, time: jax.random.fold_in(jax.random.key(seed), time)[None]
-    structure = jax.tree.structure(jax.eval_shape(world.reset, keys(0, 0))[1])
+    seen, first_state = jax.eval_shape(world.reset, keys(0, 0))
+    structure = jax.tree.structure(first_state)
 
     def begin(seed: int, time: int) -> tuple[Any, list[np.ndarray]]:
         with jax.default_device(cpu):
@@ -253,7 +303,15 @@ def _compiled(name: str) -> tuple[Spec, Callable[..., Any], Callable[..., Any]]:
             outcome = jax.device_get(step(keys(seed, time), state, jnp.asarray(action)[None]))
         return outcome, jax.tree.leaves(outcome.state)
 
-    return world.spec, begin, advance
+    return world.spec, seen, begin, advance
+
+
+def _space(seen: Any) -> spaces.Space:
+    """That of an observation [1, ...], given as shapes and types."""
+    if isinstance(seen, Mapping):
+        return spaces.Dict({key: _space(part) for key, part in seen.items()})
+    low, high = (0, 255) if seen.dtype == np.uint8 else (-np.inf, np.inf)
+    return spaces.Box(low, high, seen.shape[1:], seen.dtype)
 
 
 class Stepped(gymnasium.Env):
@@ -263,10 +321,10 @@ class Stepped(gymnasium.Env):
     """
 
     def __init__(self, name: str):
-        spec = _compiled(name)[0]
+        spec, seen, *_ = _compiled(name)
         self._name, self._seed, self._time = name, 0, 0
         self._state: list[np.ndarray] = []
-        self.observation_space = spaces.Box(-np.inf, np.inf, spec.observation_shape, np.float32)
+        self.observation_space = _space(seen)
         one = (spec.action_size,)
         self.action_space = (
             spaces.Discrete(spec.action_size) if spec.discrete else spaces.Box(-1.0, 1.0, one, np.float32)
@@ -278,16 +336,18 @@ class Stepped(gymnasium.Env):
         if seed is not None:
             self._seed, self._time = seed, 0
         self._time += 1
-        observation, self._state = _compiled(self._name)[1](self._seed, self._time)
-        return self._array(observation), {}
+        observation, self._state = _compiled(self._name)[2](self._seed, self._time)
+        return _only(observation), {}
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict]:
         """As gymnasium's."""
         self._time += 1
-        outcome, self._state = _compiled(self._name)[2](self._seed, self._time, self._state, action)
+        outcome, self._state = _compiled(self._name)[3](self._seed, self._time, self._state, action)
         over, terminated = bool(outcome.first[0]), bool(outcome.terminated[0])
-        seen = self._array(outcome.next_observation)
+        seen = _only(outcome.next_observation)
         return seen, float(outcome.reward[0]), terminated, over and not terminated, {}
 
-    def _array(self, observation: Any) -> Any:
-        return nest.map_structure(lambda x: np.asarray(x[0], np.float32), observation)
+
+def _only(observation: Any) -> Any:
+    """The observation of the one copy that there is."""
+    return nest.map_structure(lambda x: np.asarray(x[0]), observation)

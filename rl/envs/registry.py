@@ -288,8 +288,32 @@ def _uniform(env: gymnasium.Env, name: str) -> gymnasium.Env:
     if isinstance(actions, spaces.Box) and np.issubdtype(actions.dtype, np.floating) and actions.is_bounded():
         return _unit_actions(env)
     raise ValueError(
-        f"environment {name!r} takes {actions}, but agents here act with one integer (Discrete) "
-        "or with a real vector between finite bounds (Box)"
+        f"environment {name!r} takes {actions}, but agents here act with one integer (Discrete) or with a real vector "
+        "between finite bounds (Box): register a version under a name of your own, wrapped in "
+        f"{_action_wrapper(actions)}"
+    )
+
+
+def _action_wrapper(actions: spaces.Space) -> str:
+    """What makes actions that agents here do not take into ones that they do.
+
+    Not ClipAction or RescaleAction: the first has infinite bounds itself, and the second keeps them.
+    """
+    if isinstance(actions, spaces.Box) and np.issubdtype(actions.dtype, np.floating):
+        return (
+            "gymnasium.wrappers.TransformAction(env, lambda action: action, gymnasium.spaces.Box(-1.0, 1.0, "
+            f"{actions.shape})), with the bounds that the task needs"
+        )
+    if isinstance(actions, spaces.MultiBinary | spaces.MultiDiscrete):
+        counts = getattr(actions, "nvec", np.full(actions.shape, 2))
+        sizes, number = tuple(map(int, counts.flat)), math.prod(map(int, counts.flat))
+        return (
+            "gymnasium.wrappers.TransformAction(env, lambda i: numpy.reshape(numpy.unravel_index(i, "
+            f"{sizes}), {actions.shape}), gymnasium.spaces.Discrete({number})), which numbers all combinations"
+        )
+    return (
+        "gymnasium.wrappers.TransformAction(env, actions.__getitem__, gymnasium.spaces.Discrete(len(actions))), where "
+        "actions is a list of those to choose from"
     )
 
 

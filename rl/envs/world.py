@@ -15,7 +15,7 @@ class Outcome(NamedTuple):
     reward: Array  # [N] float32
     terminated: Array  # [N] bool; an episode that ended by a time limit has not
     observation: Any  # [N, *observation] what is seen now: the same, or the first of a new episode
-    first: Array  # [N] bool, a new episode starts with it
+    first: Array  # [N] bool, a new episode starts with it: always where one terminated
     state: Any  # pytree of [N, ...]
 
 

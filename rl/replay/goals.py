@@ -67,6 +67,10 @@ class Hindsight:
             raise ValueError(f"subgoal_steps={self.subgoal_steps} must be at least 1, or 0 for none")
 
 
+OF_REWARDS = ("goals.negative", "goals.mask")
+"""The fields of an agent's ``goals`` that make rewards and discounts, and change no goal."""
+
+
 class Trajectories(NamedTuple):
     """``N`` logged steps that know where their episode ends: NumPy arrays or the device's."""
 
