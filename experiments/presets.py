@@ -25,7 +25,8 @@ from rl import shard
 PAPER, NONE = "paper", "none"
 _FILE = Path(__file__).with_name("presets.yaml")
 
-S, T = TypeVar("S"), TypeVar("T")
+S = TypeVar("S")
+T = TypeVar("T")
 
 
 class Preset(NamedTuple):
