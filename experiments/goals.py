@@ -238,10 +238,12 @@ def problem(settings: Settings, config: Any, configs: Sequence[Any]) -> Problem:
         validation=settings.validation,
         begun=common.folder(settings, common.dataset_name(settings.dataset)),
     )
-    if common.is_set(settings) and (config.goals.value.random or config.goals.actor.random):
+    drawn = {f"goals.{name}": getattr(config.goals, name).random for name in ("value", "actor")}
+    read = drawn.keys() - agents.unused(settings.agent, config).keys()
+    if common.is_set(settings) and (others := [name for name in drawn if name in read and drawn[name]]):
         raise ValueError(
             f"--dataset={settings.dataset}: the ids of its cubes are of one episode, and goals of another name other "
-            "cubes: give --agent.goals.value.random=0 and --agent.goals.actor.random=0"
+            f"cubes: give {' and '.join(f'--agent.{name}.random=0' for name in others)}"
         )
     environment = task.loaded.environment
     if "singletask" in (environment or ""):

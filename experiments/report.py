@@ -161,6 +161,7 @@ def main(argv: list[str], values: absl_flags.FlagValues = absl_flags.FLAGS) -> N
         )
     if values.workdir and not expanded(values.workdir).is_dir():
         raise ValueError(f"--workdir={values.workdir} is no folder: give that of sweeps.run")
+    layout.check_draws(files, values)
     plans = [layout.from_flags(file, {}, values) for file in files]
     out = str(expanded(values.out or usual_folder(plans[0])))
     stored = [str(folder) for folder in [Path(out) / STORED] if folder.is_dir()]

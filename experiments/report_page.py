@@ -223,13 +223,13 @@ def _lost_to_failures(result: Mapping[str, Any], variants: Collection[str]) -> s
 
 
 def _failed(result: Mapping[str, Any], variants: Collection[str]) -> Iterator[str]:
-    """On which tasks runs of these variants ended without a score, in words."""
+    """On which tasks runs of these variants diverged or failed, in words."""
     tasks: dict[tuple[str, str], list[str]] = {}
     for row in result.get("failures", []):  # which older results do not tell
-        if row["variant"] in variants:
+        if row["variant"] in variants and row["state"] != "no scores":
             tasks.setdefault((row["variant"], row["state"]), []).append(row["task"])
     for (variant, state), on in tasks.items():
-        yield f"`{variant}` {'has no scores' if state == 'no scores' else state} on {', '.join(on)}"
+        yield f"`{variant}` {state} on {', '.join(on)}"
 
 
 def _aggregate_table(result: Mapping[str, Any]) -> str:
@@ -496,6 +496,9 @@ def draw(folder: Path, result: Mapping[str, Any]) -> None:
     """The figures that the report shows."""
     if result["profiles"]:
         _draw_aggregates(folder, result)
+    else:
+        for name in ("iqm.png", "profiles.png"):  # of an earlier report
+            (folder / name).unlink(missing_ok=True)
     _draw_choices(folder, result)
     _draw_curves(folder, result)
 

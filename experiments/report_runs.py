@@ -241,9 +241,10 @@ def changed(first: Part, second: Part, *without: str) -> list[str]:
     flat = []
     for part in (first, second):
         settings, config = arguments(part)
-        agent = {f"agent.{name}": value for name, value in dataclasses.asdict(config).items()}
+        card = checkpoint.flat(dataclasses.asdict(settings))
+        card |= checkpoint.flat(dataclasses.asdict(config), "agent.")
         # As text, in which NaN equals NaN.
-        flat.append({name: str(x) for name, x in (dataclasses.asdict(settings) | agent).items()})
+        flat.append({name: str(x) for name, x in card.items()})
     before, now = flat
     return [f"--{name}={x}" for name, x in now.items() if name not in indifferent and before.get(name) != x]
 

@@ -144,7 +144,10 @@ def stored(settings: Any, names: Sequence[str], words: Collection[str] = ()) -> 
     rows = {}
     for result in results:
         for row in result["rows"]:
-            rows[tuple(row[name] for name in names)] = {"provenance": provenance(result), **row}
+            rows[tuple(row[name] for name in names)] = {
+                "provenance": provenance(result, row.get("name", "")),
+                **row,
+            }
     return Stored(rows, results)
 
 
@@ -173,7 +176,7 @@ def stored_results(
 
 def provenance(result: Mapping[str, Any], name: str = "") -> dict[str, Any]:
     """What made a result, or the outcome of this ``name`` in it, which `named` tells."""
-    for row in result.get("rows", ()):
+    for row in (*result.get("rows", ()), *result.get("others", ())):
         if name and row["name"] == name and "provenance" in row:
             return dict(row["provenance"])
     return {field: result[field] for field in ("command", "commit", "versions", "hardware")}
@@ -347,12 +350,14 @@ def origins(
 def _maker(made: Mapping[str, Any], versions: Mapping[str, str]) -> tuple[str, str]:
     """The command of a provenance; its commit, its processor and what has another version there, in words."""
     commit = short(made["commit"]) if made["commit"] else "no checkout"
+    hardware = made["hardware"]
+    cores = f"{hardware['cores']} core{'s' * (hardware['cores'] > 1)}"
     other = [
         f"{name} {version} for {versions[name]}"
         for name, version in made.get("versions", {}).items()
         if versions.get(name, version) != version
     ]
-    return made["command"], ", ".join([commit, made["hardware"]["cpu"], *other])
+    return made["command"], ", ".join([commit, hardware["cpu"], cores, *other])
 
 
 def recall(settings: Any, variants: Mapping[str, Variant]) -> Finished:
@@ -364,7 +369,8 @@ def recall(settings: Any, variants: Mapping[str, Variant]) -> Finished:
         if record.get("digest") == digest(name, variants[name]):
             outcomes[name] = record["outcome"]
             seconds += record["seconds"]
-            if (then := {field: record.get(field) for field in now}) != now:
+            then = {field: record.get(field) for field in now}
+            if _maker(then, now["versions"]) != _maker(now, now["versions"]):
                 others[name] = then
     return Finished(outcomes, seconds, others)
 

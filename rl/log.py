@@ -91,7 +91,7 @@ def open_run(
     with contextlib.ExitStack() as stack:
         copies = []
         if wandb:  # first: without a login, no run is begun here
-            copies.append(stack.enter_context(_wandb(folder, config)))
+            copies.append(stack.enter_context(_wandb(folder, config, resume_step)))
         _record_config(folder, config, resume_step)
         drop_after(folder / METRICS, resume_step)
         file = stack.enter_context(open(folder / METRICS, "ab", buffering=0))
@@ -420,9 +420,11 @@ def _wandb_package() -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def _wandb(folder: Path, config: Mapping[str, Any]) -> Iterator[Callable[[int, Mapping[str, float]], None]]:
+def _wandb(
+    folder: Path, config: Mapping[str, Any], resume_step: int
+) -> Iterator[Callable[[int, Mapping[str, float]], None]]:
     saved_id = folder / "wandb_id.txt"
-    known = saved_id.read_text() if saved_id.exists() else None
+    known = saved_id.read_text() if resume_step and saved_id.exists() else None
     with _wandb_package() as wandb:
         run = wandb.init(
             dir=str(folder),
@@ -442,7 +444,8 @@ def _wandb(folder: Path, config: Mapping[str, Any]) -> Iterator[Callable[[int, M
     def write(step: int, scalars: Mapping[str, float]) -> None:
         if step > last:
             run.log({"step": step, **scalars})
-            logged.write_text(str(step))
+            with replacing(logged) as partial:
+                partial.write_text(str(step))
 
     try:
         yield write

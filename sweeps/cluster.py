@@ -49,7 +49,7 @@ def outcomes(
 
     That is `ROWS` and these; `OVER`, of one that the deadline stopped, or that another process still has open then;
     `METRIC` and a message, if the sweep's metric is not logged; or `LOST` and a message, if its workers died again and
-    again, or of a mistake in the code.
+    again.
 
     Args:
       programs: by their folders.

@@ -80,12 +80,7 @@ def define(values: flags.FlagValues = flags.FLAGS) -> None:
 
 
 def from_flags(file: str, overrides: Mapping[str, Any], values: flags.FlagValues) -> Sweep:
-    """`load` with the flags of `define`, over which ``overrides`` win; `with_finished` with --finished.
-
-    Raises:
-      ValueError: flags of a random sweep where the file is a grid, or as `load`.
-    """
-    _check_draws(file, values)
+    """`load` with the flags of `define`, over which ``overrides`` win; `with_finished` with --finished."""
     sweep = load(
         file,
         {**files.overrides(values.set), **overrides},
@@ -97,13 +92,13 @@ def from_flags(file: str, overrides: Mapping[str, Any], values: flags.FlagValues
     return with_finished(sweep, values.finished)
 
 
-def _check_draws(file: str, values: flags.FlagValues) -> None:
-    """Raises ValueError on flags of a random sweep where the file is a grid, which would ignore them."""
+def check_draws(sweeps: Sequence[str], values: flags.FlagValues) -> None:
+    """Raises ValueError on flags of a random sweep where the files are grids, which would ignore them."""
     given = [f"--{name}" for name in ("count", "seed") if values[name].present]
-    if given and files.read(file)["method"] == "grid":
+    if given and all(files.read(file)["method"] == "grid" for file in sweeps):
         raise ValueError(
-            f"{file}: {', '.join(given)}: only a random sweep draws its runs, and a grid has them all: leave it out; "
-            "run_cap in the file is the most runs, --set=seed=NUMBER the seed of each run"
+            f"{', '.join(sweeps)}: {', '.join(given)}: only a random sweep draws its runs, and a grid has them all: "
+            "leave it out; run_cap in the file is the most runs, --set=seed=NUMBER the seed of each run"
         )
 
 
@@ -294,10 +289,12 @@ def mark(sweep: Sweep) -> None:
     A run removes the mark when it starts. What a process has open is being trained already, and is not marked.
     """
     for place, program in sweep.programs.items():
-        if overwrites(program):
-            for folder in (place, *single_run_folders(program, place)):
-                if folder.is_dir() and not (lifecycle.holder(folder) or lifecycle.holder(folder, CLAIM)):
-                    (folder / lifecycle.OVERWRITE).touch()
+        folders = [place, *single_run_folders(program, place)]
+        if overwrites(program) and not (
+            lifecycle.holder(place, CLAIM) or any(map(lifecycle.holder, folders))
+        ):
+            for folder in filter(Path.is_dir, folders):
+                (folder / lifecycle.OVERWRITE).touch()
 
 
 def with_finished(sweep: Sweep, folders: Sequence[str]) -> Sweep:

@@ -56,6 +56,7 @@ def main(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> None:
     else:
         shard.initialize()
     budget = duration(values.budget) if values.budget else math.inf
+    layout.check_draws(argv[1:2], values)
     sweep = layout.from_flags(argv[1], {"overwrite": True} if values.overwrite else {}, values)
     _check_folders(sweep)
     say = print if shard.is_main() else lambda _: None

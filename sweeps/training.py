@@ -89,14 +89,13 @@ def attempt(program: Program, place: Path, metric: str) -> list[dict[str, Any]]:
         (place / FAILED).unlink(missing_ok=True)
     except (MetricError, lifecycle.InUse, train.Interrupted):
         raise
-    except (
-        Exception
-    ) as error:  # of an environment say, memory that is full, or a mistake in an agent of one's own
+    except Exception as error:  # of an environment say, memory that is full, or of an agent of one's own
         if jax.process_count() > 1:  # others may have gone on, and would wait for ever
             raise
-        explained = isinstance(error, config_flags.EXPLAINED)
-        if not explained:
+        if not isinstance(error, config_flags.EXPLAINED):
             traceback.print_exc()
+            # Memory may be full in one process alone, and others try again; a mistake in the code is one in all.
+            explained = not isinstance(error, RuntimeError | MemoryError)
         rows = [
             records.row_of(part, place) | {"error": f"{type(error).__name__}: {error}"}
             for part in program.single_runs()

@@ -462,6 +462,7 @@ def test_seeds_of_several_runs_are_pooled_and_those_of_one_program_kept_apart(tm
         ({"seed": 0}, ["td3_bc"], "with the same seed"),  # the default, which the other file does not write
         ({"seed": 1, "updates": 40}, ["td3_bc"], "no seeds of one run: the second has --updates=40. Report"),
         ({"seed": 1, "head": "c51", "agent.alpha": 5.0}, ["td3_bc", "td3_bc, alpha=5.0, c51"], None),
+        ({"agent.network.activation": "gelu"}, ["td3_bc", "td3_bc, network.activation=gelu"], None),
         ({"eval_every": 20}, ["td3_bc, eval_every=10", "td3_bc, eval_every=20"], None),
     ],
 )
@@ -663,6 +664,7 @@ def test_data_are_those_of_the_finished_runs_whatever_lies_on_this_machine(
         (["{file}", "--set=sedes=2"], "board.yaml: .* no setting 'sedes': did you mean 'seeds'"),
         (["{file}", "--set=dataset"], "--set takes flag=value"),
         (["{file}", "--count=3"], "board.yaml: --count: only a random sweep draws its runs"),
+        (["{file}", "{random}", "--count=3"], "in .*board.yaml, eval/success in"),  # and not its --count
         (["{file}", "{file}", "--workdir=runs"], "--workdir is the folder of one sweep"),
         (["{file}", "--workdir=nosuch"], "--workdir=nosuch is no folder"),
         (["{file}", "{file}"], r"are both bc on hopper-medium-regen-v5 with the same seed"),
@@ -681,7 +683,14 @@ def test_what_cannot_be_reported_is_refused(
     file, where, _ = finished
     other = tmp_path / "other.yaml"
     other.write_text(Path(file).read_text().replace("eval/normalized_return", "eval/success"))
-    names = {"file": file, "success": str(other), "runs": str(tmp_path / "runs")}
+    random = tmp_path / "random.yaml"
+    random.write_text(other.read_text().replace("grid", "random"))
+    names = {
+        "file": file,
+        "success": str(other),
+        "random": str(random),
+        "runs": str(tmp_path / "runs"),
+    }
     with pytest.raises(ValueError, match=message):
         report_on(*(word.format(**names) for word in argv), where[1])
     assert not (tmp_path / "out").exists()

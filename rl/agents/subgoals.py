@@ -116,13 +116,12 @@ def require(config: Any) -> None:
 _DIFFUSION = ("candidates", "diffusion_steps", "prediction", "eta")
 _AWR = ("awr_temperature", "awr_error")
 _PLANNING = ("choice", "filtered", "direct", "radius", "replan_every", "max_subgoals")
-_LEARNING = ("subgoal_optimiser", "goals.subgoal_steps")
 
 
 def unused(config: Any) -> dict[str, str]:
     """{setting: why} of the settings of subgoals that do nothing beside the others."""
     if config.subgoals == "none":
-        every = (*_DIFFUSION, *_AWR, *_PLANNING, *_LEARNING)
+        every = (*_DIFFUSION, *_AWR, *_PLANNING, "subgoal_optimiser")
         return dict.fromkeys(every, "with subgoals=none the goal is pursued at once")
     if config.subgoals == "awr":
         found = dict.fromkeys(_DIFFUSION, "it is of subgoals=diffusion; awr proposes one mean")

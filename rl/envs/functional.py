@@ -69,6 +69,12 @@ def make(name: str) -> World:
             f"gymnax ({GYMNAX}CartPole-v1) and your own ({OURS}module.function, which returns a "
             "rl.envs.world.World)"
         )
+    return _users(name, base, maker)
+
+
+@functools.cache  # since it is compiled to be tried out
+def _users(name: str, base: str, maker: Callable[[], World]) -> World:
+    """A world of one's own, ``base``; raises as `make`."""
     try:
         world = maker()
     except TypeError as error:
@@ -283,8 +289,9 @@ def _compiled(name: str) -> tuple[Spec, Any, Callable[..., Any], Callable[..., A
 
     The last two are `World.reset` and `World.step`, compiled for the CPU. States are lists of NumPy arrays.
     """
-    world = make(name)
     cpu = jax.local_devices(backend="cpu")[0]
+    with jax.default_device(cpu):
+        world = make(name)
     reset, step = jax.jit(world.reset), jax.jit(world.step)
     keys = lambda seed, time: jax.random.fold_in(jax.random.key(seed), time)[None]
     seen, first_state = jax.eval_shape(world.reset, keys(0, 0))
