@@ -360,6 +360,12 @@ def _maker(made: Mapping[str, Any], versions: Mapping[str, str]) -> tuple[str, s
     return made["command"], ", ".join([commit, hardware["cpu"], cores, *other])
 
 
+def _told(made: Mapping[str, Any]) -> dict[str, Any]:
+    """A provenance with what `_maker` says of the machine alone: not its memory, say, or its kernel."""
+    of_machine = {name: made.get("hardware", {}).get(name) for name in ("cpu", "cores")}
+    return {**made, "hardware": of_machine}
+
+
 def recall(settings: Any, variants: Mapping[str, Variant]) -> Finished:
     """What is finished of the variants, as they are now, in their order."""
     outcomes, seconds, others = {}, 0.0, {}
@@ -370,7 +376,7 @@ def recall(settings: Any, variants: Mapping[str, Variant]) -> Finished:
             outcomes[name] = record["outcome"]
             seconds += record["seconds"]
             then = {field: record.get(field) for field in now}
-            if _maker(then, now["versions"]) != _maker(now, now["versions"]):
+            if _told(then) != _told(now):
                 others[name] = then
     return Finished(outcomes, seconds, others)
 
