@@ -268,9 +268,9 @@ def test_rows_that_other_commands_trained_are_taken_with_where_they_are_from(tmp
     assert TRAINED == ["second"] and [row["task"] for row in result["rows"]] == ["first", "second"]
     first, second = result["rows"]
     assert first["provenance"]["commit"] == "1234567890" and "provenance" not in second
-    assert "1 of 2 rows are of" in studies.origin(result) and "(1234567890, Another, 1 core)" in studies.origin(
+    assert "1 of 2 rows are of" in studies.origin(
         result
-    )
+    ) and "(1234567890, Another, 1 core)" in studies.origin(result)
     # A result that was joined keeps where its rows are from when it is joined again, and the last folder counts.
     result = train_rows(tmp_path / "third", stored=f"{elsewhere},{here}")
     assert [row["provenance"]["hardware"]["cpu"] == "Another" for row in result["rows"]] == [True, False]
