@@ -87,8 +87,8 @@ def told_apart(parts: Sequence[Part]) -> list[Part]:
         cells.setdefault((part.variant, part.task), []).append(part)
     differ: dict[str, set[str]] = {}
     for (variant, _), (first, *others) in cells.items():
-        flags = {flag for part in others for flag in changed(first, part, SCRIPTS[part.script].length)}
-        differ.setdefault(variant, set()).update(flag.removeprefix("--").split("=", 1)[0] for flag in flags)
+        names = (name for part in others for name in differing(first, part, SCRIPTS[part.script].length))
+        differ.setdefault(variant, set()).update(names)
     return [
         part._replace(
             variant=_label(
@@ -236,7 +236,12 @@ def arguments(part: Part) -> tuple[Any, Any]:
 
 
 def changed(first: Part, second: Part, *without: str) -> list[str]:
-    """The flags of what the second run learns by and the first does not; the task does not count."""
+    """`differing` as flags."""
+    return [f"--{name}={x}" for name, x in differing(first, second, *without).items()]
+
+
+def differing(first: Part, second: Part, *without: str) -> dict[str, str]:
+    """{flag: value} of what the second run learns by and the first does not; the task does not count."""
     indifferent = (*INDIFFERENT, *without, SCRIPTS[second.script].task)
     flat = []
     for part in (first, second):
@@ -246,7 +251,7 @@ def changed(first: Part, second: Part, *without: str) -> list[str]:
         # As text, in which NaN equals NaN.
         flat.append({name: str(x) for name, x in card.items()})
     before, now = flat
-    return [f"--{name}={x}" for name, x in now.items() if name not in indifferent and before.get(name) != x]
+    return {name: x for name, x in now.items() if name not in indifferent and before.get(name) != x}
 
 
 def length(part: Part) -> int:

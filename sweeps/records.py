@@ -51,7 +51,8 @@ def state(program: Program, place: Path) -> State:
         return State("running" if holder(program, place) else "waiting", 0, total, 0.0)
     if (place / DIVERGED).exists():
         of_runs = _state_of_single_runs(program, place, total)
-        return of_runs._replace(name="running", error="") if holder(program, place) else of_runs
+        claimed = lifecycle.holder(place, layout.CLAIM)  # also between two of them
+        return of_runs._replace(name="running", error="") if claimed else of_runs
     rows = log.read(place) if (place / log.METRICS).exists() else []
     step = rows[-1]["step"] // (getattr(config, script.per_unit) if script.per_unit else 1) if rows else 0
     seconds = _seconds(place) if rows else 0.0
