@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -17,6 +17,15 @@ from rl.agents.optimisers import Adam
 from rl.settings import require_at_least_one
 from rl.types import Spec
 from rl.values import heads
+
+
+@contextlib.contextmanager
+def named(prefix: str) -> Iterator[None]:
+    """Errors meanwhile have this in front: one that begins with the name of a field then begins with its flag."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{prefix}{error}") from None
 
 
 def not_negative(settings: Any, *names: str) -> None:

@@ -106,6 +106,7 @@ def problem(
     validation: bool = False,
     begun: Path | None = None,
     ends: Callable[[data.Loaded], bool] = lambda loaded: False,
+    adversary: bool = False,
 ) -> Problem:
     """Loads and prepares the data, and chooses the head's support from them where no flag gives it.
 
@@ -117,6 +118,7 @@ def problem(
       validation: whether held-out data are read, where there are any.
       begun: the run's folder, where integer actions are those of the environment (`all_actions`); None: those logged.
       ends: whether targets end episodes of the loaded data where the log does not.
+      adversary: whether targets are of the worst of many dynamics.
     """
     if is_set(settings) and not agents.reads_sets(settings.agent):
         raise ValueError(
@@ -150,7 +152,8 @@ def problem(
     spec = chunks.spec(loaded.spec, length)
     ended = ends(loaded)
     of_rewards = {
-        gammas: value_bounds(dataset, length, *gammas, ended) for gammas in {discounts(c) for c in configs}
+        gammas: value_bounds(dataset, length, *gammas, ended, adversary)
+        for gammas in {discounts(c) for c in configs}
     }
     bounds = [target_range(of_decisions(c, length), spec, *of_rewards[discounts(c)]) for c in configs]
     support, head = value_head(settings, (min(low for low, _ in bounds), max(high for _, high in bounds)))
@@ -270,8 +273,8 @@ def run(
     # Names may differ, of folders above all.
     numbers = {name: x for name, x in dataclasses.asdict(settings).items() if not isinstance(x, str)}
     options["alike"] = numbers | options.get("alike", {})
-    chosen = {name: getattr(settings, name) for name in identity}
     before = {} if settings.overwrite else _before(place)
+    chosen = _identity(settings, identity, before.get("settings"))
     return lifecycle.Run(
         folder=place,
         card={
@@ -290,6 +293,20 @@ def run(
         wandb=settings.wandb,
         **options,
     )
+
+
+def _identity(settings: Any, names: Sequence[str], before: Any) -> dict[str, Any]:
+    """{name: setting} without those that a run ``before`` did not know, where they are as by default.
+
+    So a run goes on with a version that has new settings: what they do it did without them.
+    """
+    usual = type(settings)()
+    is_new = lambda name: isinstance(before, dict) and name not in before
+    return {
+        name: getattr(settings, name)
+        for name in names
+        if not is_new(name) or str(getattr(settings, name)) != str(getattr(usual, name))
+    }
 
 
 def _before(place: Path) -> dict[str, Any]:
@@ -468,16 +485,18 @@ def of_decisions(config: Any, length: int) -> Any:
 
 
 def value_bounds(
-    dataset: Dataset, length: int, gamma: float, within: float, ends: bool = False
+    dataset: Dataset, length: int, gamma: float, within: float, ends: bool = False, adversary: bool = False
 ) -> tuple[float, float]:
-    """The support that data give for values of chunks of ``length`` actions; ``ends`` of single ones only.
+    """The support that data give for values of chunks of ``length`` actions.
+
+    ``ends`` and ``adversary``, as `rl.replay.dataset.value_bounds` takes them, are of single ones only.
 
     Raises:
       ValueError: ``gamma`` is 1, and an episode does not terminate.
     """
     replay.require_finite_values(dataset, gamma, prefix="--agent.")
     if length == 1 or within == gamma:
-        return replay.value_bounds(dataset, gamma, ends)
+        return replay.value_bounds(dataset, gamma, ends, adversary)
     return chunks.value_bounds(dataset, length, gamma, within)
 
 

@@ -19,9 +19,7 @@ message for a head without them says how much that is. Observations are not norm
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -32,6 +30,7 @@ from experiments import checks, common, flags, interaction, notes, presets
 from rl import agents, keys, mbpo, online
 from rl.dynamics import ensemble, termination, value_aware
 from rl.dynamics.termination import Rule
+from rl.envs.registry import time_limit
 from rl.envs.stream import Stream
 from rl.interaction import Trainer
 from rl.replay.transform import Transform
@@ -167,7 +166,7 @@ def make_loop(settings: Settings, config: Any, spec: Spec, rule: Rule) -> mbpo.L
       ValueError: they do not go together, or with the environment.
     """
     network_config = model_config(settings)
-    with _flags(f"--env={settings.env}: "):
+    with checks.named(f"--env={settings.env}: "):
         ensemble.check(network_config, spec)
     learner = make_learner(settings, config, spec)
     asks = settings.model_loss not in value_aware.VALUE_FREE
@@ -262,19 +261,15 @@ def check(settings: Settings) -> None:
     if settings.plain_steps < 0:
         raise ValueError(f"--plain_steps={settings.plain_steps} must not be negative")
     loop = loop_config(settings)
-    with _flags("--"):
+    with checks.named("--"):
         mbpo.check(loop)
-    with _flags("--model_"):
+    limit = time_limit(settings.env)
+    if limit and mbpo.longest(loop) > limit:
+        raise ValueError(
+            f"--rollout_length={settings.rollout_length}: episodes of {settings.env} end after {limit} steps"
+        )
+    with checks.named("--model_"):
         ensemble.check(model_config(settings), Spec((1,), 1))  # of any vector
-
-
-@contextlib.contextmanager
-def _flags(prefix: str) -> Iterator[None]:
-    """Errors meanwhile have this in front: one that begins with the name of a field then begins with its flag."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"{prefix}{error}") from None
 
 
 PUBLISHED = Settings(preset=presets.PAPER)

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from absl import app
 
 from experiments import checks, common, flags, notes, presets
-from rl import acting, keys, lifecycle, model_based, train
+from rl import acting, data, keys, lifecycle, model_based, train
 from rl.agents import sac_n
 from rl.dynamics import base, ensemble, termination, truth
 from rl.dynamics.termination import Rule
@@ -34,7 +34,7 @@ from rl.settings import require_at_least_one
 from rl.types import Key, Spec
 
 # Settings of the dynamics ensemble that are flags.
-_MODEL = ("updates", "deterministic", "patience", "min_epochs", "max_epochs")
+_MODEL = ("updates", "deterministic", "learning_rate", "patience", "min_epochs", "max_epochs")
 
 # Settings that another checkpoint in the same folder must agree on.
 IDENTITY = (
@@ -61,6 +61,7 @@ class Settings(common.Data, common.Head, common.Folder):
     model_min_epochs: int = ensemble.Config.min_epochs  # epochs before which the stopping rule does not stop
     model_max_epochs: int = ensemble.Config.max_epochs  # epochs after which a fit stops in any case
     model_deterministic: bool = False  # the ensemble predicts means only
+    model_learning_rate: float = ensemble.Config.learning_rate  # Adam, all networks of the model
     seeds: int = 1  # seeds trained at once, each with a model of its own
     seed: int = 0  # the run's own seed: another value gives other seeds
     epochs: int = 3000  # epochs, each of rollouts and updates
@@ -109,6 +110,11 @@ def run(settings: Settings, config: Config) -> dict[str, Any]:
     check(settings, config)
     checks.schedules(config, settings.epochs * config.updates)
     task = problem(settings, config)
+    if task.loaded.spec.discrete:
+        raise ValueError(
+            f"--agent={settings.agent} is a soft actor-critic, which cannot act by integers, as the actions of "
+            f"--dataset={settings.dataset} are: of the agents of experiments.offline iql, cql and bc can"
+        )
     bound = model_based.largest_value(task.dataset, config.discount)
     name = task.loaded.environment or settings.dataset
     terminates = _rule(config, name, task.loaded.environment)
@@ -116,8 +122,7 @@ def run(settings: Settings, config: Config) -> dict[str, Any]:
     run_keys = keys.seeds(jax.random.key(settings.seed), settings.seeds)
     this = _run(settings, config, task)
     common.check(this)
-    of_model = {key: getattr(settings, f"model_{key}") for key in _MODEL}
-    network = ensemble.make(ensemble.Config(**of_model), task.loaded.spec)
+    network = make_ensemble(settings, config, task.loaded.spec)
     where = world(settings, config, network, run_keys, task.loaded.environment)
     loop = model_based.make(
         config,
@@ -132,6 +137,7 @@ def run(settings: Settings, config: Config) -> dict[str, Any]:
     start = lifecycle.begin(this, {"carry": carry, "world": where.params(unfitted)})
     if start.result is not None:
         return start.result
+    _print_notes(settings, config, task.loaded)
     carry, params = start.tree["carry"], start.tree["world"]
     with ExitStack() as stack:
         episodes = None
@@ -157,12 +163,59 @@ def run(settings: Settings, config: Config) -> dict[str, Any]:
             due |= number == settings.epochs
             scores = episodes(carry.learner, number) if due and episodes else {}
             session.write(step, scores, report)
+            if config.real < 1:
+                model_based.check_rollouts(report, number)
             if settings.runaway:
                 model_based.check_values(report, bound, settings.runaway)
             session.keep(step, {"carry": carry, "world": params}, due=due)
         return session.finish(
-            source=task.loaded.source, transitions=replay.size(task.dataset), updates=this.total
+            source=task.loaded.source,
+            transitions=replay.size(task.dataset),
+            updates=this.total,
+            note=task.loaded.note,
         )
+
+
+def make_ensemble(settings: Settings, config: Config, spec: Spec) -> ensemble.Ensemble:
+    """The model, as the flags say.
+
+    Raises:
+      ValueError: it cannot be built, or predict such observations; the message names the flag.
+    """
+    of_model = {name: getattr(settings, f"model_{name}") for name in _MODEL}
+    try:
+        with checks.named("--model_"):
+            ensemble.check(ensemble.Config(**of_model), Spec((1,), 1))  # of any vector
+        return ensemble.make(ensemble.Config(**of_model), spec)
+    except ValueError as error:
+        hint = f": --agent={settings.agent} needs no model in experiments.offline" * (config.real == 1)
+        raise ValueError(f"{error}{hint}") from None
+
+
+def _print_notes(settings: Settings, config: Config, loaded: data.Loaded) -> None:
+    """Prints what there is to know of the data, and which flags do nothing."""
+    notes.show_note(settings, loaded)
+    notes.note_unused_head(settings)
+    usual, usual_config = presets.usual("model_based", settings, config, "dataset")
+    of_run, of_agent = unused(settings, config)
+    notes.note_unread(settings, usual, of_run)
+    notes.note_unread(config, usual_config, of_agent, "agent.")
+
+
+def unused(settings: Settings, config: Config) -> tuple[dict[str, str], dict[str, str]]:
+    """{field: why} of those that do nothing, of the run's settings and of the method's."""
+    model = [f"model_{name}" for name in _MODEL]
+    if config.real == 1:
+        why = f"with --agent.real=1, as of {settings.agent}, nothing is rolled out in any model"
+        return dict.fromkeys(model, why), dict.fromkeys(("rollouts", "length", "retain"), why)
+    if settings.truth == 1:
+        return dict.fromkeys(
+            model, "with --truth=1 rollouts are in the true dynamics, and no model is fitted"
+        ), {}
+    if settings.model_updates:
+        why = "--model_updates says how long the model is fitted"
+        return dict.fromkeys(("model_patience", "model_min_epochs", "model_max_epochs"), why), {}
+    return {}, {}
 
 
 def _run(settings: Settings, config: Config, task: common.Problem) -> lifecycle.Run:
@@ -224,6 +277,11 @@ def check(settings: Settings, config: Config) -> None:
     if config.discount == 1:
         raise ValueError(
             "--agent.discount=1: rollouts that are cut go on for ever, and have no value with it: give less than 1"
+        )
+    if config.real < 1 and config.rollouts < model_based.DIAGNOSABLE:
+        raise ValueError(
+            f"--agent.rollouts={config.rollouts}: the metrics of an epoch compare its rollouts with each other: give "
+            f"at least {model_based.DIAGNOSABLE}"
         )
     if settings.runaway < 0:
         raise ValueError(f"--runaway={settings.runaway} must not be negative")

@@ -210,6 +210,7 @@ def problem(settings: Settings, configs: Sequence[Any]) -> Problem:
             bool(settings.robust)
             and termination.known(loaded.environment, settings.dataset) not in (None, termination.never)
         ),
+        adversary=bool(settings.robust),
     )
     for config in configs:
         agents.check_data(settings.agent, config, task.dataset.transitions)

@@ -52,8 +52,6 @@ from rl.replay import ring, source
 from rl.settings import require_at_least_one
 from rl.types import Array, Key, Learner, Metrics, State, Transition
 
-_TOLERATED = 1e-3  # share of the rollouts' rows that may be lost
-
 # (stacked state [S] of the learners, environment steps since learning began) -> context of the model's loss, [S]
 Context = Callable[[State, int], Any]
 
@@ -329,15 +327,14 @@ def imagination(
 
         def body(number: Array, carry: Any) -> Any:
             ongoing, rollouts, reward, written, lost = carry
-            ongoing, (rows, valid) = one(model, ongoing, jax.random.fold_in(key, number))
-            finite = jnp.isfinite(rows.reward) & jnp.isfinite(rows.next_observation).all(-1)
-            usable = valid & finite
+            ongoing, rolled = one(model, ongoing, jax.random.fold_in(key, number))
+            (rows, usable), lost_now = rollout.without_lost(rolled)
             return (
                 ongoing,
                 ring.insert(rollouts, rows, usable),
                 reward + jnp.where(usable, rows.reward, 0.0).sum(),
                 written + usable.sum(),
-                lost + (valid & ~finite).sum(),
+                lost + lost_now,
             )
 
         none = jnp.zeros((), jnp.int32)
@@ -354,17 +351,9 @@ def imagination(
 
 
 def check_rollouts(metrics: Mapping[str, np.ndarray], step: int) -> None:
-    """Raises FloatingPointError if more than one in 1,000 rows of the rollouts was not finite.
-
-    Fewer, as of a few rollouts that start where the model knows little, are left out of the ring, and the metric
-    ``lost`` says how many they are: no update sees them, and they need not end a run of days.
-    """
-    seeds = np.flatnonzero(metrics["lost"] > _TOLERATED)
-    if seeds.size:
-        raise FloatingPointError(
-            f"at environment step {step}: the dynamics model diverged: a share of {metrics['lost'].max():.2g} of its "
-            f"rollouts' rows is not finite (seeds {seeds.tolist()}); lower its learning rate, or shorten rollout_length"
-        )
+    """Raises FloatingPointError if too many rows of the rollouts were not finite (`rl.dynamics.rollout.check_lost`)."""
+    remedy = "lower the model's learning rate, or shorten rollout_length"
+    rollout.check_lost(metrics["lost"], f"at environment step {step}", remedy)
 
 
 # ---- what is refused --------------------------------------------------------------------------------------------

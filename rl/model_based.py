@@ -51,6 +51,9 @@ from rl.types import Array, Key, Learner, Metrics, Spec, State, Transition
 
 PENALTIES = (*UNCERTAINTY, "bellman")
 _DIAGNOSED = 2048  # rows of an epoch's rollouts that a diagnosis looks at
+DIAGNOSABLE = (
+    3  # rollouts of an epoch that a diagnosis needs: some to look at, and two halves to compare them with
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,10 +184,15 @@ def make(
         roll_key, diagnose_key = jax.random.split(jax.random.fold_in(keys.of(key, "rollout"), state.step))
         metrics: dict[str, Array] = {}
         if from_rollouts:
-            rolled = roll(state, inputs, roll_key)
+            rolled, lost = rollout.without_lost(roll(state, inputs, roll_key))
             flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rolled)
             buffer = ring.insert(buffer, flat.transitions, flat.valid)
-            metrics = {"rollout_length": rolled.valid.sum(0).mean(), "rollout_reward": _mean(rolled)}
+            written = rolled.valid.sum()
+            metrics = {
+                "rollout_length": written / config.rollouts,
+                "rollout_reward": _average(rolled.transitions.reward, rolled.valid),
+                "lost": lost / jnp.maximum(1, written + lost),
+            }
         data: Any = (inputs.dataset, buffer) if from_rollouts else inputs.dataset
         state, report = train.scan_updates(update(inputs.world), sample, config.updates)(state, data, key)
         if from_rollouts and diagnose:
@@ -233,9 +241,6 @@ def over_seeds(
 
 # ---- what goes wrong -------------------------------------------------------------------------------------
 
-# (next observations [B, O], whether at a rollout's last step [B], observations that were trained [N, O]) -> [B] bool
-Edge = Callable[[Array, Array, Array], Array]
-
 
 def out_of_distribution(following: Array, final: Array, trained: Array) -> Array:
     """An estimate of which states are edge-of-reach where nobody knows: final ones unlike any that was trained.
@@ -260,37 +265,48 @@ def diagnosis(
     learner: Learner,
     critics: Callable[[State, Array, Array], Array],
     dynamics: Dynamics,
-    edge: Edge = out_of_distribution,
+    edge: Callable[[Array], Array] | None = None,
     truth: Dynamics | None = None,
 ) -> Diagnose:
-    """Metrics of the edge-of-reach problem, on about 2,048 rows of an epoch's rollouts, and at least one rollout.
+    """Metrics of the edge-of-reach problem, on some 2,048 rows of an epoch's rollouts.
 
     ``edge_share``: share of next states that are edge-of-reach. ``edge_q`` and ``elsewhere_q``: the value with which
     targets continue there, and at all others. ``spread``: deviation of Q(s, a) over critics, RAVL's effective
     penalty. ``aleatoric``: MOPO's penalty. ``spread_aleatoric``: their correlation. ``reward_error``: mean distance of
-    the world's rewards from those of ``truth``, if that is given (a world without parameters).
+    the rewards that the world draws, before any penalty, from those of ``truth``, if that is given (a world without
+    parameters).
 
     Args:
       learner: the one that is trained; it must have a ``value``.
       critics: (state, observations [B, O], actions) -> values [E, B].
       dynamics: where rollouts happen.
-      edge: decides which next states are edge-of-reach.
+      edge: next observations [B, O] -> bool [B], which are edge-of-reach; None: as `out_of_distribution` estimates,
+        beside twice as many other rollouts. To its own rollout a next state is near, as it is a step away from it.
       truth: the world as it is.
+
+    Raises:
+      ValueError: when it is traced, there are fewer than `DIAGNOSABLE` rollouts to estimate it from.
     """
     assert learner.value is not None
     value = learner.value
 
     def diagnose(state: State, world: Any, rolled: Rollouts, key: Key) -> Metrics:
         length, count = rolled.valid.shape
-        chosen = min(max(1, _DIAGNOSED // length), count)
+        chosen = min(max(1, _DIAGNOSED // length), count if edge else count // DIAGNOSABLE)
+        if not chosen:
+            raise ValueError(f"rollouts={count} of an epoch cannot be diagnosed: give at least {DIAGNOSABLE}")
         final = jnp.zeros(rolled.valid.shape, bool).at[-1].set(rolled.transitions.discount[-1] > 0)
         part = jax.tree.map(lambda x: x[:, :chosen].reshape(-1, *x.shape[2:]), (rolled, final))
         (steps, valid), final = part
-        at_edge = edge(steps.next_observation, final, _trained(rolled, 2 * chosen)) & valid
-        q = value(state, steps.next_observation, key)
+        if edge:
+            at_edge = edge(steps.next_observation) & valid
+        else:
+            others = _trained(rolled, 2 * chosen)
+            at_edge = out_of_distribution(steps.next_observation, final, others) & valid
+        value_key, reward_key = jax.random.split(key)
+        q = value(state, steps.next_observation, value_key)
         spread = critics(state, steps.observation, steps.action).std(0)
-        prediction = dynamics.predict(world, steps.observation, steps.action)
-        penalty = aleatoric(*prediction)
+        penalty = aleatoric(*dynamics.predict(world, steps.observation, steps.action))
         metrics = {
             "edge_share": _average(at_edge, valid),
             "edge_q": _average(q, at_edge),
@@ -300,8 +316,12 @@ def diagnosis(
             "spread_aleatoric": _correlation(spread, penalty, valid),
         }
         if truth:
-            reward = truth.step((), steps.observation, steps.action, key)[1]
-            metrics["reward_error"] = _average(jnp.abs(prediction[0][..., -1].mean(0) - reward), valid)
+            # The keys that rollouts were drawn with are spent: these draws are others, from the same distribution.
+            drawn, true = (
+                place.step(params, steps.observation, steps.action, reward_key)[1]
+                for place, params in ((dynamics, world), (truth, ()))
+            )
+            metrics["reward_error"] = _average(jnp.abs(drawn - true), valid)
         return metrics
 
     return diagnose
@@ -359,15 +379,17 @@ def check_values(report: train.Report, largest: Largest, factor: float = 10.0) -
         )
 
 
+def check_rollouts(report: train.Report, epoch: int) -> None:
+    """Raises FloatingPointError if too many rows of the rollouts were not finite (`rl.dynamics.rollout.check_lost`)."""
+    remedy = "shorten rollouts (--agent.length), or fit the model longer"
+    rollout.check_lost(np.atleast_1d(np.asarray(report.metrics["lost"])), f"in epoch {epoch}", remedy)
+
+
 def _trained(rolled: Rollouts, count: int) -> Array:
     """Observations [N, O] of the last ``count`` rollouts, one rollout after another; an ended one repeats its first."""
     observation = rolled.transitions.observation[:, -count:]
     observation = jnp.where(rolled.valid[:, -count:, None], observation, observation[0])
     return observation.swapaxes(0, 1).reshape(-1, observation.shape[-1])
-
-
-def _mean(rolled: Rollouts) -> Array:
-    return _average(rolled.transitions.reward, rolled.valid)
 
 
 def _average(x: Array, where: Array) -> Array:

@@ -14,8 +14,9 @@ import pytest
 
 from experiments import common, trained
 from experiments import model_based as script
-from rl import checkpoint, envs, keys, log, model_based
+from rl import checkpoint, data, envs, keys, log, model_based
 from rl.dynamics import ensemble
+from rl.types import Spec
 
 SMALL = {"rollouts": 8, "length": 3, "updates": 4, "batch_size": 20, "real": 0.2, "hidden": (8,)}
 
@@ -214,7 +215,8 @@ def test_results_without_checkpoints_are_in_the_way_before_the_fit(
         ({"epochs": 0}, {}, "--epochs=0 must be at least 1"),
         ({"eval_episodes": 1}, {}, "--eval_episodes=1: give at least 2"),
         ({"runaway": -1.0}, {}, "--runaway=-1.0 must not be negative"),
-        ({"model_patience": 0}, {}, "patience=0 of the dynamics model must be at least 1"),
+        ({"model_patience": 0}, {}, "^--model_patience=0 of the dynamics model must be at least 1"),
+        ({}, {"rollouts": 2}, "--agent.rollouts=2: .* give at least 3"),
         (
             {"model_deterministic": True},
             {"uncertainty": "aleatoric", "penalty": 1.0},
@@ -243,6 +245,66 @@ def test_wrong_settings_are_refused(
     with pytest.raises(ValueError, match=message):
         script.run(settings(pendulum, tmp_path, **fields), config(**changes))
     assert not list(tmp_path.iterdir())
+
+
+def test_integer_actions_and_images_are_refused_with_agents_that_take_them(tmp_path: Path) -> None:
+    """In the words of the flags: the method's own name, not that of the agent that it is made of."""
+    integers = settings(Path("synthetic-discrete"), tmp_path, environment="")
+    with pytest.raises(ValueError, match=r"--agent=edac .* cannot act by integers"):
+        script.run(dataclasses.replace(integers, agent="edac"), config("edac"))
+    images = Spec((8, 8, 3), 1)
+    with pytest.raises(
+        ValueError, match=r"flat vectors, .*: --agent=edac needs no model in experiments.offline"
+    ):
+        script.make_ensemble(settings(Path("x"), tmp_path, agent="edac"), config("edac"), images)
+
+
+@pytest.mark.parametrize(
+    ("fields", "changes", "flags"),
+    [
+        (
+            {"agent": "edac", "model_updates": 77, "head_size": 7},
+            {"real": 1.0, "length": 99},
+            ["head_size", "model_updates", "agent.length"],
+        ),
+        (
+            {"truth": 1.0, "model_updates": 77, "model_learning_rate": 1.0},
+            {},
+            ["model_updates", "model_learning_rate"],
+        ),
+        ({"model_updates": 77, "model_patience": 3}, {}, ["model_patience"]),
+        ({"model_updates": 0, "model_patience": 3}, {}, []),
+    ],
+)
+def test_flags_that_do_nothing_are_named(
+    fields: dict[str, Any], changes: dict[str, Any], flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    loaded = data.load("synthetic-continuous")._replace(note="these data have no environment")
+    method = fields.get("agent", "base")
+    chosen = script.Settings(
+        agent=method, eval_episodes=2, **{name: x for name, x in fields.items() if name != "agent"}
+    )
+    script._print_notes(chosen, dataclasses.replace(script.config(method), **changes), loaded)
+    first, *lines = capsys.readouterr().err.splitlines()
+    assert first == "note: these data have no environment"
+    named = [line.split()[1].removeprefix("--") for line in lines]
+    assert sorted(named) == sorted(flags)
+
+
+def test_a_run_goes_on_with_a_setting_that_it_did_not_know(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where that is as by default: it then does what was done without it."""
+    new = "model_learning_rate"
+    usual = script.Settings(workdir=str(tmp_path))
+    known = {name: getattr(usual, name) for name in script.IDENTITY if name != new}
+    monkeypatch.setattr(common, "_before", lambda place: {"settings": known})
+    card = lambda chosen: common.run(chosen, config(), 1, task="x", identity=script.IDENTITY, card={}).card[
+        "settings"
+    ]
+    assert card(usual) == known
+    assert card(dataclasses.replace(usual, model_learning_rate=0.5)) == known | {new: 0.5}
+    assert card(dataclasses.replace(usual, seeds=7)) == known | {"seeds": 7}
 
 
 def test_an_unknown_method_is_refused() -> None:

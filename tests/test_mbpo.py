@@ -360,7 +360,7 @@ def test_a_model_that_diverged_is_named_with_its_step() -> None:
     """Not one that lost a few rows of many, which no update sees."""
     mbpo.check_rollouts({"lost": np.array([0.0, 1e-3])}, 300)
     with pytest.raises(
-        FloatingPointError, match=r"step 300: the dynamics model diverged: a share of 0.25.*seeds \[1\]"
+        FloatingPointError, match=r"step 300: the dynamics diverged: a share of 0.25.*seeds \[1\]"
     ):
         mbpo.check_rollouts({"lost": np.array([5e-4, 0.25])}, 300)
 
@@ -445,6 +445,10 @@ def test_a_run_that_ends_by_a_model_is_saved_and_goes_on_to_the_same_bits(
         ),
         ({"model_share": "30,10,0,1"}, "--model_share: the schedule runs backwards"),
         ({"model_share": "0,10,0,1.5"}, "--model_share: 0 and 1.5 must be shares between 0 and 1"),
+        (
+            {"rollout_length": "201", "model_replay": 9999},
+            "--rollout_length=201: episodes of Pendulum-v1 end after 200 steps",
+        ),
         ({"rollout_length": "0"}, "--rollout_length: rollouts must have at least 1 step"),
         ({"rollout_length": "1,2,3"}, "--rollout_length=1,2,3: a schedule is four numbers"),
         ({"rollout_length": "long"}, "--rollout_length=long is neither a number"),

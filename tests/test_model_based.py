@@ -245,6 +245,27 @@ def test_every_method_is_a_setting(method: str) -> None:
     )
     assert carry.learner.step == 2
     assert all(np.isfinite(value).all() for value in report.metrics.values())
+    assert ("uncertainty" in report.metrics) == (method == "mobile")
+
+
+def test_methods_differ_as_the_table_says() -> None:
+    """The table of the module's docstring; a method that is one of the others would pass every test of its parts."""
+    chosen = {
+        name: (of_agent["critics"], of_agent.get("diversity", 0.0), of_loop.get("uncertainty", ""))
+        for name, (of_agent, of_loop) in model_based.METHODS.items()
+    }
+    assert chosen == {
+        "base": (2, 0.0, ""),
+        "mopo": (2, 0.0, "aleatoric"),
+        "mopo_disagreement": (2, 0.0, "disagreement"),
+        "mobile": (2, 0.0, "bellman"),
+        "ravl": (10, 1.0, ""),
+        "sac_n": (10, 0.0, ""),
+        "edac": (10, 1.0, ""),
+    }
+    without_model = {name for name, (_, of_loop) in model_based.METHODS.items() if of_loop.get("real") == 1}
+    penalised = {name for name, (_, of_loop) in model_based.METHODS.items() if of_loop.get("penalty", 0) > 0}
+    assert without_model == {"sac_n", "edac"} and penalised == {"mopo", "mopo_disagreement", "mobile"}
 
 
 def doubtful() -> base.Dynamics:
@@ -380,28 +401,24 @@ def rolled() -> Rollouts:
     return Rollouts(rows, np.array([[True, True, True], [True, False, True]]))
 
 
-def test_diagnosis_by_hand() -> None:
+def test_diagnosis_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     def predict(params: Any, observation: Any, action: Any) -> tuple[Any, Any]:
         deviation = jnp.zeros((1, len(action), 3)).at[0, :, 0].set(2 * action[:, 0])
         return jnp.full((1, len(action), 3), 7.0), deviation
 
-    world = base.Dynamics(predict, lambda *x: None, lambda *x: None)  # type: ignore[arg-type, return-value]
+    # What is drawn is not what is predicted: rollouts hold the former.
+    drawn = lambda params, observation, action, key: (observation, observation[:, 0] ** 2)
+    world = base.Dynamics(predict, lambda *x: None, drawn)  # type: ignore[arg-type, return-value]
     critics = lambda state, observation, action: jnp.stack(
         [observation[:, 0], observation[:, 0] + 2 * action[:, 0]]
     )
     truth = base.true(lambda observation, action: (observation, observation[:, 0]))
-    finals = []
 
-    def edge(following: Any, final: Any, trained: Any) -> Any:
-        finals.append((final, trained[:, 0]))
-        return following[:, 0] > 15
-
-    @jax.jit
-    def diagnosed() -> tuple[dict[str, Any], tuple[Any, Any]]:
+    def diagnosed(edge: Any) -> dict[str, Any]:
         diagnose = model_based.diagnosis(stub(), critics, world, edge, truth)
-        return diagnose(stub().init(KEY, None), (), rolled(), KEY), finals[0]
+        return jax.jit(lambda: diagnose(stub().init(KEY, None), (), rolled(), KEY))()
 
-    metrics, (final, trained) = diagnosed()
+    metrics = diagnosed(lambda following: following[:, 0] > 15)
     valid = {0: 3, 1: 7, 2: 5, 3: 20, 5: 30}  # x: where it leads
     np.testing.assert_allclose(metrics["edge_share"], 2 / 5)
     np.testing.assert_allclose(metrics["edge_q"], 25)
@@ -409,16 +426,20 @@ def test_diagnosis_by_hand() -> None:
     np.testing.assert_allclose(metrics["spread"], 3)
     np.testing.assert_allclose(metrics["aleatoric"], 6)
     np.testing.assert_allclose(metrics["spread_aleatoric"], 1, rtol=1e-5)
-    np.testing.assert_allclose(metrics["reward_error"], np.mean([7 - x for x in valid]))
-    assert final.tolist() == [False] * 3 + [True] * 3
-    assert trained.tolist() == [
-        0,
-        3,
-        1,
-        1,
-        2,
-        5,
-    ]  # rollout after rollout; what follows the end of one is not trained
+    np.testing.assert_allclose(metrics["reward_error"], np.mean([x**2 - x for x in valid]))
+
+    seen = []
+
+    def estimate(following: Any, final: Any, others: Any) -> Any:
+        jax.debug.callback(lambda *x: seen.extend(x), following[:, 0], final, others[:, 0])
+        return final
+
+    monkeypatch.setattr(model_based, "out_of_distribution", estimate)
+    np.testing.assert_allclose(diagnosed(None)["edge_share"], 1 / 2)
+    following, final, others = (x.tolist() for x in seen)
+    assert (following, final) == ([3, 20], [False, True])  # of the first rollout
+    # The other two, one after the other; what follows the end of one is not trained.
+    assert others == [1, 1, 2, 5]
 
 
 def test_a_perfect_model_is_correlated_with_nothing() -> None:

@@ -10,10 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import logged, offline
+from experiments import common, logged, offline
 from rl import agents, model_based
 from rl.agents import arsq, dqn, rebrac, robust, sac_n
+from rl.data.steps import from_steps
 from rl.dynamics import base, ensemble
+from rl.replay import dataset as replay
 from rl.types import Spec
 from rl.values.robust import worst_case
 
@@ -114,11 +116,35 @@ def test_the_support_of_a_run_is_wide_enough_for_every_member_of_a_sweep(
     plain = offline.Settings(agent="iql", head="hl_gauss", workdir=str(tmp_path))
     low, high = offline.problem(plain, [agents.get("iql").Config()]).support
     soft = offline.Settings(agent="edac", head="hl_gauss", robust="kl", robust_scale=2.0)
-    support = offline.problem(soft, [agents.get("edac").Config()]).support
-    size = offline.problem(soft, [agents.get("edac").Config()]).loaded.spec.action_size
+    task = offline.problem(soft, [agents.get("edac").Config()])
+    size = task.loaded.spec.action_size
     soft_high = high + 99 * size * math.log(2.0)
-    assert support == pytest.approx((low - 99 * size, soft_high + 2 * math.log(6)), rel=1e-5)
+    assert task.support == pytest.approx((low - 99 * size, soft_high + 2 * math.log(6)), rel=1e-5)
     rebracs = logged.variants(rebrac.Config(), {"critic_cloning": [0.01, 0.5]})
     swept = offline.problem(offline.Settings(agent="rebrac", head="hl_gauss"), rebracs).support
     assert swept == pytest.approx((low - 4 * size * 0.5 * 99, high), rel=1e-5)
     assert "2 runs of the sweep" in capsys.readouterr().err
+
+
+def test_an_adversarys_values_reach_below_those_of_any_logged_return(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rewards of -1 and 1 by turns, whose returns are all near 0; the worst dynamics give -1 for ever."""
+    reward = np.where(np.arange(2000) % 2, 1.0, -1.0).astype(np.float32)
+    rows = np.float32(np.arange(2000) % 500)[:, None]
+    ends = np.arange(2000) % 500 == 499
+    steps = from_steps(rows, 0 * rows, reward, np.zeros(2000, bool), ends, rows + 1, source="by hand")
+    low, high = replay.value_bounds(steps, 0.99)
+    assert -5 < low < high < 5
+    assert replay.value_bounds(steps, 0.99, adversary=True) == pytest.approx((-100, high))
+    chosen = []
+    monkeypatch.setattr(common, "value_bounds", lambda *x: chosen.append(x[-1]) or (LOW, HIGH))
+    for name in ("", "tv"):
+        offline.problem(offline.Settings(agent="iql", robust=name), [agents.get("iql").Config()])
+    assert chosen == [False, True]
+
+
+def test_no_support_holds_an_adversary_that_prolongs_episodes_for_ever() -> None:
+    rows, reward = np.zeros((8, 1), np.float32), np.full(8, -1, np.float32)
+    steps = from_steps(rows, rows, reward, np.arange(8) % 4 == 3, np.zeros(8, bool), source="by hand")
+    assert replay.value_bounds(steps, 1.0)[0] > -9
+    with pytest.raises(ValueError, match=r"discount=1: dynamics .* give a discount below 1"):
+        replay.value_bounds(steps, 1.0, adversary=True)

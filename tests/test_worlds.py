@@ -181,7 +181,14 @@ def test_what_is_not_finite_ends_an_episode() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["walker2d-medium-v2", "minari:mujoco/walker2d/expert-v0", "Walker2d-v4", "/home/ant/walker2d-mine.hdf5"],
+    [
+        "walker2d-medium-v2",
+        "minari:mujoco/walker2d/expert-v0",
+        "Walker2d-v4",
+        "/home/ant/walker2d-mine.hdf5",
+        "minari:/home/ant/walker2d-mine-v0",
+        "minari:~/hopper/mujoco/walker2d/expert-v0/data",
+    ],
 )
 def test_rules_are_found_by_the_task_that_a_name_begins_with(name: str) -> None:
     assert termination.of(name) is termination.walker2d
@@ -207,6 +214,8 @@ def test_an_environment_without_a_rule_is_refused() -> None:
         termination.of("antmaze-medium-v0")
     for name in (
         "/home/ant/mydata.hdf5",
+        "minari:/home/ant/mine-v0",
+        "minari:/data/hopper_project/pen/human-v2",
         "inverted-double-pendulum.npz",
         "my_module:Hopper-NoFall-v0",
         "my-hopper.h5",
@@ -371,6 +380,32 @@ def test_a_world_that_breaks_down_leaves_no_nan_in_a_row_that_has_ended() -> Non
     np.testing.assert_array_equal(steps.next_observation[0], start)
     steps, _ = rollout.roll(base.true(broken), termination.never, act, 1, (), start, KEY)
     assert np.isnan(steps.next_observation).all()  # what goes on must not hide it
+
+
+def test_rows_that_are_not_finite_are_not_valid_and_counted() -> None:
+    """Rewards, or states where the rule ends nothing; rows after the end of an episode are not counted."""
+    nan = jnp.nan
+
+    def step(observation: Any, action: Any) -> tuple[Any, Any]:
+        following = observation + 1
+        return jnp.where(following == 12, nan, following), jnp.where(observation[..., 0] == 20, nan, 1.0)
+
+    act = lambda observation, key: jnp.zeros(observation.shape[:-1])
+    start = jnp.array(
+        [[0.0], [10.0], [20.0], [99.0]]
+    )  # sound; a state is lost; a reward is lost; ends at once
+    rule = lambda observation: observation[..., 0] == 100
+    rolled = rollout.roll(base.true(step), rule, act, 3, (), start, KEY)
+    kept, lost = rollout.without_lost(rolled)
+    assert kept.valid.T.tolist() == [
+        [True] * 3,
+        [True, False, False],
+        [False, True, True],
+        [True, False, False],
+    ]
+    assert lost == 3
+    usable = jax.tree.map(lambda x: x[kept.valid], kept.transitions)
+    assert all(np.isfinite(x).all() for x in (usable.reward, usable.observation, usable.next_observation))
 
 
 def test_a_rollout_cut_by_its_length_is_not_terminated() -> None:

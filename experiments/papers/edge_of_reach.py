@@ -193,7 +193,7 @@ def train_variant(settings: Settings, variant: Variant, work: studies.Work) -> d
         WORLD,
         termination.never,
         model_based.diagnosis(
-            learner, learner.critics, WORLD, lambda point, *_: plane.edge_of_reach(point, variant.length)
+            learner, learner.critics, WORLD, lambda point: plane.edge_of_reach(point, variant.length)
         ),
     )
     keys = jax.random.split(jax.random.key(settings.seed), settings.seeds)

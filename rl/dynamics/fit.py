@@ -96,8 +96,8 @@ def fitter(config: Config, spec: Spec, loss: Loss = LIKELIHOOD) -> Callable[...,
         fitted = parts.finish(state, prepared)
         if not np.isfinite(np.asarray(fitted.error)[..., : config.elites]).all():
             raise FloatingPointError(
-                "the dynamics model diverged: its error on held-out rows was never finite; lower its learning rate, "
-                "or look for extreme values in the data"
+                "the dynamics model diverged: its error on held-out rows was never finite; look for extreme values in "
+                "the data, or lower the model's learning rate (--model_learning_rate of the scripts that have it)"
             )
         return fitted
 

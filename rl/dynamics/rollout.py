@@ -12,10 +12,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from rl.dynamics.base import Dynamics
 from rl.dynamics.termination import Rule
 from rl.types import Array, Key, Transition
+
+_TOLERATED = 1e-3  # share of the rollouts' rows that may be lost
 
 
 class Rollouts(NamedTuple):
@@ -98,3 +101,29 @@ def step(
         return ongoing, Rollouts(rows, alive)
 
     return one
+
+
+def without_lost(rolled: Rollouts) -> tuple[Rollouts, Array]:
+    """The rollouts in which rows that are not finite are not valid, and how many these are, [] int32."""
+    rows = rolled.transitions
+    finite = jnp.isfinite(rows.reward) & jnp.isfinite(rows.next_observation).all(-1)
+    return rolled._replace(valid=rolled.valid & finite), (rolled.valid & ~finite).sum()
+
+
+def check_lost(lost: np.ndarray, when: str, remedy: str) -> None:
+    """Raises FloatingPointError if more than one in 1,000 rows of the rollouts was not finite.
+
+    Fewer, as of a few rollouts that start where a model knows little, are left out, and the metric ``lost`` says how
+    many they are: no update sees them, and they need not end a run of days.
+
+    Args:
+      lost: [S], the share of each seed.
+      when: with which the message begins.
+      remedy: with which it ends.
+    """
+    seeds = np.flatnonzero(lost > _TOLERATED)
+    if seeds.size:
+        raise FloatingPointError(
+            f"{when}: the dynamics diverged: a share of {lost.max():.2g} of the rollouts' rows is not finite (seeds "
+            f"{seeds.tolist()}); {remedy}"
+        )

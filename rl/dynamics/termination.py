@@ -82,7 +82,8 @@ def of(name: str) -> Rule:
     """The rule of an environment or dataset that begins with its task: ``Hopper-v5``, ``walker2d-medium-v2``.
 
     The longest beginning counts: ``inverted_pendulum-mine`` is an inverted pendulum. A file is named by its own name,
-    its folders may be called anything; a dataset of Minari by any part of its name, ``mujoco/hopper/expert-v0``.
+    as its folders may be called anything; a dataset of Minari by any part of its name, ``mujoco/hopper/expert-v0``; one
+    that is given as a path by its last folder, or by these three.
 
     Raises:
       ValueError: no beginning is one of `RULES`; or the environment is of a module of the user's, whose rules nobody
@@ -92,6 +93,9 @@ def of(name: str) -> Rule:
     is_file = pathlib.PurePath(name).suffix in FILES
     if is_file:
         parts = parts[-1:]
+    elif name.removeprefix("minari:").startswith(("/", ".", "~")):
+        parts = [part for part in parts if part != "data"]  # Minari's own folder in a dataset's
+        parts = parts[-2:] if parts[-3:-2] == ["mujoco"] else parts[-1:]
     of_user = ":" in "/".join(parts) or (name.startswith(OURS) and "." in name and not is_file)
     if not of_user and parts[0] != "dm_control":
         for words in ([word for word in re.split(r"[^a-z0-9]+", part) if word] for part in reversed(parts)):

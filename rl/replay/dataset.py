@@ -253,7 +253,9 @@ def for_ever(reward: float, discount: float) -> float:
     return math.copysign(math.inf, reward) if reward else 0.0
 
 
-def value_bounds(dataset: Dataset, discount: float, ends: bool = False) -> tuple[float, float]:
+def value_bounds(
+    dataset: Dataset, discount: float, ends: bool = False, adversary: bool = False
+) -> tuple[float, float]:
     """A support for categorical value heads: no policy's value on this data lies far outside it.
 
     The returns-to-go in the data, widened by their own span on either side for policies better or
@@ -266,9 +268,11 @@ def value_bounds(dataset: Dataset, discount: float, ends: bool = False) -> tuple
       discount: gamma; 1 only where every episode terminates.
       ends: whether targets end episodes, too, as those from a model do: a step that is the last one is worth its
         reward alone, which no return in the data may be near if none of their episodes terminates.
+      adversary: whether targets are of the worst of many dynamics. How low their values are no return in the data
+        tells, so that the lower end is the bound itself.
 
     Raises:
-      ValueError: ``discount`` is 1, and an episode does not terminate.
+      ValueError: ``discount`` is 1, and an episode does not terminate, or an adversary could prolong it for ever.
     """
     require_finite_values(dataset, discount)
     reward = np.asarray(dataset.transitions.reward, np.float64)
@@ -279,7 +283,13 @@ def value_bounds(dataset: Dataset, discount: float, ends: bool = False) -> tuple
         floor, ceiling = min(floor, reward.min()), max(ceiling, reward.max())
     if ends and not shown:
         returns = np.append(returns, [reward.min(), reward.max()])
-    return widened(np.array([floor, ceiling]) if is_shuffled(dataset) else returns, floor, ceiling)
+    if adversary and not math.isfinite(floor):
+        raise ValueError(
+            f"discount={discount:g}: dynamics may be so bad that episodes never end, and with rewards below 0 values "
+            "have no lower end: give a discount below 1"
+        )
+    low, high = widened(np.array([floor, ceiling]) if is_shuffled(dataset) else returns, floor, ceiling)
+    return (min(low, float(floor)) if adversary else low), high
 
 
 def widened(returns: np.ndarray, floor: float, ceiling: float) -> tuple[float, float]:
