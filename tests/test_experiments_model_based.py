@@ -251,7 +251,7 @@ def test_integer_actions_and_images_are_refused_with_agents_that_take_them(tmp_p
     """In the words of the flags: the method's own name, not that of the agent that it is made of."""
     integers = settings(Path("synthetic-discrete"), tmp_path, environment="")
     with pytest.raises(ValueError, match=r"--agent=edac .* cannot act by integers"):
-        script.run(dataclasses.replace(integers, agent="edac"), config("edac"))
+        script.run(dataclasses.replace(integers, agent="edac"), config("edac", real=1.0))
     images = Spec((8, 8, 3), 1)
     with pytest.raises(
         ValueError, match=r"flat vectors, .*: --agent=edac needs no model in experiments.offline"
