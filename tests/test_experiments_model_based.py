@@ -256,7 +256,7 @@ def test_integer_actions_and_images_are_refused_with_agents_that_take_them(tmp_p
     with pytest.raises(
         ValueError, match=r"flat vectors, .*: --agent=edac needs no model in experiments.offline"
     ):
-        script.make_ensemble(settings(Path("x"), tmp_path, agent="edac"), config("edac"), images)
+        script.make_ensemble(settings(Path("x"), tmp_path, agent="edac"), config("edac", real=1.0), images)
 
 
 @pytest.mark.parametrize(
