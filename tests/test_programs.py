@@ -1450,6 +1450,35 @@ def test_read_apps_by_hand(tmp_path: Path, anywhere: Pool) -> None:
         assert verdict(anywhere, program, called) == Verdict.FAILED
 
 
+@pytest.mark.parametrize(
+    ("expected", "equal", "other"),
+    [
+        ([5], ("5", "[5]", "(5,)"), ("[[5]]", "[]", "'5'")),
+        ([[1, 2]], ("[1, 2]", "(1, 2)", "[(1, 2)]"), ("1", "[1]")),
+        ([1, 2], ("[1, 2]", "(1, 2)"), ("1", "[1]", "[[1, 2]]")),
+        ([{"1": 2}, {"3": 4}], ("({1: 2}, {'3': 4})",), ("{1: 2}",)),
+        ([], ("[]", "()"), ("None",)),
+    ],
+)
+def test_what_is_equal_for_apps(expected: Any, equal: Any, other: Any, tmp_path: Path) -> None:
+    """A list of one stands for its item; the first of several items is not all that is expected."""
+    path = tmp_path / "x.jsonl"
+    tests = {"fn_name": "pair", "inputs": [[1, 2]], "outputs": [expected]}
+    path.write_text(json.dumps({**CALLED, "input_output": json.dumps(tests)}))
+    [problem] = read_apps(path)
+
+    def passes(answer: str) -> bool:
+        names: dict[str, Any] = {}
+        exec(f"class Solution:\n    def pair(self, a, b): return {answer}", names)
+        try:
+            exec(problem.tests, names)
+        except AssertionError:
+            return False
+        return True
+
+    assert all(map(passes, equal)) and not any(map(passes, other))
+
+
 def test_what_the_harness_of_apps_does_before_a_program(tmp_path: Path, anywhere: Pool) -> None:
     """Names that starter code takes for granted, and keys of dictionaries that JSON made texts of."""
     tests = {"fn_name": "count", "inputs": [[{"1": 2, "3": 4}, "5"]], "outputs": [{"4": 3, "2": 1}]}
