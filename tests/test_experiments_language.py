@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import os
 import re
 import shutil
 import signal
@@ -317,6 +318,46 @@ def test_an_export_says_which_token_ends_an_answer_if_the_model_does_not(files: 
         exported.save(tmp_path, "lm_bc", lm_bc.Config(), head, base, state, stop=stop)
         card = (tmp_path / "README.md").read_text()
         assert line in card and bool(line) == ("eos_token_id" in card)
+
+
+def test_an_export_over_an_older_one_is_whole_or_refused(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped after one of the files that it writes; and files of two exports in one folder."""
+    base = pretrained.load(files / "model")
+    head = HeadSettings("scalar", 0.0, 1.0, 1)
+
+    def save(folder: Path, scale: float) -> None:
+        state = State({"policy": jax.tree.map(lambda x: scale * x, base.params)}, {}, {}, jnp.zeros(()))
+        exported.save(folder, "lm_bc", lm_bc.Config(chunk=round(scale)), head, base, state, stop="\n")
+
+    chunk = lambda folder: exported.load(folder).config.chunk
+    old, new = tmp_path / "old", tmp_path / "new"
+    save(old, 1.0)
+    save(new, 2.0)
+    assert (chunk(old), chunk(new)) == (1, 2)
+    rename = os.replace
+
+    def interrupt(source: Any, target: Any) -> None:
+        rename(source, target)
+        if Path(target).name == last:
+            raise KeyboardInterrupt
+
+    for last in (exported.CARD, "model.safetensors", "tokenizer.json", exported.VALUES, "README.md"):
+        half = shutil.copytree(old, tmp_path / last)
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "replace", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                save(half, 2.0)
+        with pytest.raises(WeightsError, match="values.json describes no agent"):
+            exported.load(half)
+    shutil.copy(new / "model.safetensors", old)
+    with pytest.raises(WeightsError, match="do not belong to values.json"):
+        exported.load(old)
+    card = json.loads((old / exported.CARD).read_text())
+    del card["sha256"]  # as of an export that was written before there were any
+    (old / exported.CARD).write_text(json.dumps(card))
+    assert chunk(old) == 1
 
 
 def check_damaged_exports(folder: Path) -> None:
