@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import gymnasium
@@ -95,9 +95,9 @@ def smallest_head(name: str, sigma: float) -> int | None:
     return {"two_hot": 2, "c51": 2, "quantile": 1}.get(name)
 
 
-def head_of_values(settings: Any) -> None:
-    """Raises ValueError, naming the flag, on a head of an agent that only clones, and has no values."""
-    if settings.head != "scalar" and getattr(agents.get(settings.agent), "IGNORES_REWARDS", False):
+def head_of_values(settings: Any, agent: ModuleType) -> None:
+    """Raises ValueError, naming the flag, on a head of an agent's module that only clones, and has no values."""
+    if settings.head != "scalar" and getattr(agent, "IGNORES_REWARDS", False):
         raise ValueError(
             f"--head={settings.head}: --agent={settings.agent} only clones and has no value for it to represent; "
             "leave --head out"

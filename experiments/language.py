@@ -162,6 +162,8 @@ def trained(settings: Settings, config: Any, task: Task, mesh: Mesh) -> tuple[Pa
         language_settings.warn_of_size(task.pretrained, task.head, config.inner)
     if settings.agent == "bcoder" and shard.is_main():
         language_settings.warn_of_stages(settings, config)
+        if not task.head.are_values:
+            language_settings.warn_of_maximum(config, settings.head)
     if shard.is_main():
         language_settings.warn_of_imitation(settings, config, task.rows)
     with lifecycle.session(this, start) as session:

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from experiments import checks, common, flags
+from experiments import checks, common, flags, notes
 from rl import exported
 from rl.exported import AGENTS, Exported
 from rl.language import pretrained
@@ -89,9 +89,10 @@ class Settings(common.Head, common.Folder):
 
 def check(settings: Settings) -> None:
     """Raises ValueError, naming the flag, on settings that no run can have."""
-    agent(settings.agent)
+    module = agent(settings.agent)
     checks.head(settings)
     heads.check_name(settings.head)
+    checks.head_of_values(settings, module)
     require_at_least_one(settings, "updates", "eval_every", "batch_size", "episodes", prefix="--")
     require_at_least_one(settings, "program_seconds", "program_memory", prefix="--")
     checks.several_episodes(settings, none=True)
@@ -236,6 +237,12 @@ def warn_of_stages(settings: Settings, config: Any) -> None:
             "the policy, which stays as it came: give fewer, or -1 if V is all that is wanted",
             file=sys.stderr,
         )
+
+
+def warn_of_maximum(config: Any, head: str) -> None:
+    """Says so where B-Coder's bound was chosen, and the head's outputs are logits over a support, which bounds them."""
+    why = f"values of --head={head} lie in its support, which --head_low and --head_high give"
+    notes.note_unread(config, type(config)(), {"maximum": why}, "agent.")
 
 
 def warn_of_imitation(settings: Settings, config: Any, rows: TokenBatch) -> None:

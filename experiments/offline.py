@@ -225,7 +225,7 @@ def problem(settings: Settings, configs: Sequence[Any]) -> Problem:
 def check(settings: Settings) -> None:
     """Raises ValueError, naming the flag, on numbers that no run can have."""
     logged.check(settings)
-    checks.head_of_values(settings)
+    checks.head_of_values(settings, agents.get(settings.agent))
     checks.chunk(settings)
     checks.several_steps(settings)
     checks.not_negative(settings, "policy_estimates")

@@ -7,6 +7,7 @@ chooses tokens, ``values.json``, the agent's settings, and README.md, which says
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -69,7 +70,7 @@ def save(
     stop: str,
     about: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
-    """Writes the folder; files of the same names there are replaced.
+    """Writes the folder; files of the same names there are replaced. If that is interrupted, `load` refuses the folder.
 
     Args:
       folder: made if missing.
@@ -80,10 +81,17 @@ def save(
       state: what it learned.
       stop: the token that ends an answer.
       about: JSON; what else the card says.
+
+    Raises:
+      WeightsError: no family of transformers can hold the architecture; nothing is written.
     """
     folder = Path(folder)
     parts = jax.device_get(_parts(agent, state))
     policy = jax.device_get(state.params["policy"])
+    huggingface.describe(language_model.config)  # which raises while an older export is still whole
+    folder.mkdir(parents=True, exist_ok=True)
+    # A card of no agent, until all is there: without any, the folder would be a language model without values.
+    write_json(folder / CARD, {})
     huggingface.save(
         folder,
         language_model.config,
@@ -101,10 +109,11 @@ def save(
         "head": head._asdict(),
         "stop": stop,
         **about,
+        "sha256": _digests(folder),
     }
-    write_json(folder / CARD, card)
     with replacing(folder / "README.md") as partial:
         partial.write_text(_readme(agent, card) + _end(language_model, stop), encoding="utf-8")
+    write_json(folder / CARD, card)
 
 
 def load(folder: str | os.PathLike[str], dtype: Any = jnp.float32) -> Exported:
@@ -116,7 +125,8 @@ def load(folder: str | os.PathLike[str], dtype: Any = jnp.float32) -> Exported:
 
     Raises:
       FileNotFoundError: part of the folder is missing.
-      WeightsError: a file is damaged, or they do not belong together; the message names it.
+      WeightsError: a file is damaged, or they do not belong together, as after a `save` that was interrupted; the
+        message names it.
       ImportError: the package tokenizers is missing.
     """
     path = Path(folder) / CARD
@@ -135,6 +145,7 @@ def load(folder: str | os.PathLike[str], dtype: Any = jnp.float32) -> Exported:
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise WeightsError(f"{path} describes no agent ({error!r}): export it again") from error
     parts = _values(Path(folder) / VALUES, _parts(agent, like))
+    _check_digests(Path(folder), card.get("sha256"))
     state = State({"policy": policy.params, **parts["params"]}, parts["target"], {}, np.zeros((), np.int32))
     state = jax.tree.map(jnp.asarray, state)
     choose, of_state = decoder(agent, config, lm, head)
@@ -182,6 +193,25 @@ def _values(path: Path, like: Any) -> Any:
             "export the agent again"
         )
     return jax.tree.unflatten(jax.tree.structure(like), [tensors[name] for name in wanted])
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    """{name: SHA-256} of the files of weights that are there."""
+    digests = {}
+    for name in (huggingface.WEIGHTS, VALUES):
+        if (folder / name).exists():
+            with open(folder / name, "rb") as file:
+                digests[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return digests
+
+
+def _check_digests(folder: Path, stored: Any) -> None:
+    """Raises WeightsError if the weights are not those of the card; older cards do not say whose they are."""
+    if stored is not None and stored != _digests(folder):
+        raise WeightsError(
+            f"{folder}: {huggingface.WEIGHTS} and {VALUES} do not belong to {CARD}: one of them was changed since they "
+            "were written; export the agent again"
+        )
 
 
 def _end(language_model: Pretrained, stop: str) -> str:

@@ -260,8 +260,7 @@ def checked(sums: MetricSums, action: Any, step: int) -> train.Report:
     train.check_finite(report)
     if not np.isfinite(action).all():
         raise train.Diverged(
-            f"the policy's actions are not finite after {step} steps: lower the learning rate, check the "
-            "reward scale, or use a head with a bounded support (--head=hl_gauss)"
+            f"the policy's actions are not finite after {step} steps: {train.AGAINST_DIVERGENCE}"
         )
     return report
 

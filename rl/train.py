@@ -32,6 +32,12 @@ STACKED = State(params=0, target=0, optimiser=0, step=None)
 
 NEVER = np.int32(np.iinfo(np.int32).max)  # the step of what did not happen
 
+# Of any agent: some only clone, and some have such a head already.
+AGAINST_DIVERGENCE = (
+    "lower the learning rate, check the reward scale, or, where values have a scalar or quantile head, use one with a "
+    "bounded support (--head=hl_gauss)"
+)
+
 
 class Report(NamedTuple):
     """Metrics of one epoch. Leading axis [S] where seeds are stacked."""
@@ -414,7 +420,4 @@ def check_finite(report: Report) -> None:
         return
     names = sorted(name for name, steps in bad.items() if steps.min() == first)
     seeds = sorted({int(s) for steps in bad.values() for s in np.flatnonzero(steps != NEVER)})
-    raise Diverged(
-        f"{', '.join(names)} not finite at update {first} (seeds {seeds}): lower the learning rate, check the "
-        "reward scale, or use a head with a bounded support (--head=hl_gauss)"
-    )
+    raise Diverged(f"{', '.join(names)} not finite at update {first} (seeds {seeds}): {AGAINST_DIVERGENCE}")

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import os
 import re
 import shutil
 import signal
@@ -319,6 +320,46 @@ def test_an_export_says_which_token_ends_an_answer_if_the_model_does_not(files: 
         assert line in card and bool(line) == ("eos_token_id" in card)
 
 
+def test_an_export_over_an_older_one_is_whole_or_refused(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped after one of the files that it writes; and files of two exports in one folder."""
+    base = pretrained.load(files / "model")
+    head = HeadSettings("scalar", 0.0, 1.0, 1)
+
+    def save(folder: Path, scale: float) -> None:
+        state = State({"policy": jax.tree.map(lambda x: scale * x, base.params)}, {}, {}, jnp.zeros(()))
+        exported.save(folder, "lm_bc", lm_bc.Config(chunk=round(scale)), head, base, state, stop="\n")
+
+    chunk = lambda folder: exported.load(folder).config.chunk
+    old, new = tmp_path / "old", tmp_path / "new"
+    save(old, 1.0)
+    save(new, 2.0)
+    assert (chunk(old), chunk(new)) == (1, 2)
+    rename = os.replace
+
+    def interrupt(source: Any, target: Any) -> None:
+        rename(source, target)
+        if Path(target).name == last:
+            raise KeyboardInterrupt
+
+    for last in (exported.CARD, "model.safetensors", "tokenizer.json", exported.VALUES, "README.md"):
+        half = shutil.copytree(old, tmp_path / last)
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "replace", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                save(half, 2.0)
+        with pytest.raises(WeightsError, match=r"values\.json describes no agent"):
+            exported.load(half)
+    shutil.copy(new / "model.safetensors", old)
+    with pytest.raises(WeightsError, match=r"do not belong to values\.json"):
+        exported.load(old)
+    card = json.loads((old / exported.CARD).read_text())
+    del card["sha256"]  # as of an export that was written before there were any
+    (old / exported.CARD).write_text(json.dumps(card))
+    assert chunk(old) == 1
+
+
 def check_damaged_exports(folder: Path) -> None:
     card = json.loads((folder / exported.CARD).read_text())
     for bad, message in (
@@ -624,6 +665,17 @@ def test_a_policy_that_is_left_no_updates_is_said(
         assert (message in capsys.readouterr().err) == says
 
 
+def test_a_maximum_that_a_head_with_a_support_ignores_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    language_settings.warn_of_maximum(bcoder.Config(), "c51")
+    assert not capsys.readouterr().err
+    language_settings.warn_of_maximum(bcoder.Config(maximum=2.0), "c51")
+    assert (
+        capsys.readouterr().err
+        == "note: --agent.maximum changes nothing: values of --head=c51 lie in its support, which --head_low and "
+        "--head_high give\n"
+    )
+
+
 def test_a_log_of_which_nothing_is_to_be_imitated(
     files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -799,7 +851,7 @@ def test_the_best_of_a_log_are_imitated(files: Path, tmp_path: Path) -> None:
         ({"temperature": -1.0}, "--temperature=-1.0 must be at least 0"),
         ({"length": 1000}, "--length=1000 is more than the model's context of 160"),
         (
-            {"head": "c51", "head_low": 0.0, "head_high": 0.5},
+            {"agent": "ilql", "head": "c51", "head_low": 0.0, "head_high": 0.5},
             "the log has returns from 0 to 1, beyond the support [0, 0.5] of --head=c51: change --head_low",
         ),
         ({"agent": "ilql", "expectile": 1.5}, "expectile=1.5 must lie in [0, 1]"),
@@ -828,6 +880,7 @@ def test_the_best_of_a_log_are_imitated(files: Path, tmp_path: Path) -> None:
             "--agent.maximum=0.5 bounds all values, and the log has a return of 1.0",
         ),
         ({"head": "hlgauss"}, "choose one of scalar, two_hot, hl_gauss"),
+        ({"head": "c51"}, "--head=c51: --agent=lm_bc only clones and has no value for it to represent"),
         ({"mesh_model": 3}, "devices do not divide into"),
     ],
 )

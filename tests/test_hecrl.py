@@ -68,13 +68,8 @@ def moved(x: Any, s: Any, g: Any) -> Any:
     return s + of_means(x, s, g)[..., None, :]
 
 
-@pytest.mark.parametrize(
-    ("head", "subgoals"), [("scalar", "none"), ("quantile", "awr"), ("c51", "diffusion")]
-)
-def test_one_update_is_the_docstrings_equations(
-    head: str, subgoals: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A diffusion that predicts the subgoal and does not look at the noise has a loss without chance."""
+def linear_networks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has the learner build such; the denoiser does not look at the time."""
     monkeypatch.setattr(entity, "state_value", lambda outputs, shape: linear(outputs))
     monkeypatch.setattr(entity, "critic", lambda outputs, shape: linear(outputs))
     tanh = lambda x, s, g: jnp.tanh(of_means(x, s, g))
@@ -83,6 +78,16 @@ def test_one_update_is_the_docstrings_equations(
     denoise = lambda x, noisy, time, s, g: moved(x, s, g)
     start = lambda key, noisy, time, s, g: jnp.zeros((2 * FEATURES, FEATURES))
     monkeypatch.setattr(entity, "denoiser", lambda features, shape: Network(start, denoise))
+
+
+@pytest.mark.parametrize(
+    ("head", "subgoals"), [("scalar", "none"), ("quantile", "awr"), ("c51", "diffusion")]
+)
+def test_one_update_is_the_docstrings_equations(
+    head: str, subgoals: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A diffusion that predicts the subgoal and does not look at the noise has a loss without chance."""
+    linear_networks(monkeypatch)
     config = hecrl.Config(
         discount=0.7,
         radius=-1.0,
@@ -414,15 +419,16 @@ OTHERS = {
 
 def program(config: hecrl.Config) -> str:
     """All that an update and a step of the policy compute, but for where functions lie in memory."""
-    learner, batch = hecrl.make(config, SPEC, heads.make("scalar")), batch_of(COUNT, FEATURES)
-    actor, seen = acting.actor(learner), batch.value.observation
+    learner = hecrl.make(config, SPEC, heads.make("scalar"))
+    actor = acting.actor(learner)
 
-    def everything(key: Any) -> Any:
+    def everything(key: Any, batch: GoalBatch) -> Any:
+        seen = batch.value.observation
         state = learner.init(key, batch)
         state, _ = learner.update(state, batch, key)
         return actor.act(state, actor.start(state, seen), seen, jnp.zeros(ROWS, bool), key)
 
-    traced = jax.make_jaxpr(everything)(KEY)
+    traced = jax.make_jaxpr(everything)(KEY, batch_of(COUNT, FEATURES))
     return re.sub("0x[0-9a-f]+", "", f"{traced} {[np.asarray(x).tolist() for x in traced.consts]}")
 
 
@@ -430,9 +436,12 @@ def program(config: hecrl.Config) -> str:
     "chosen",
     [{"subgoals": "none"}, {"subgoals": "awr", "filtered": False}, {"filtered": False}, {"candidates": 1}],
 )
-def test_settings_that_are_said_to_do_nothing_change_no_program(chosen: dict[str, Any]) -> None:
-    """The users of an agent that reads them are told to leave them out."""
-    config = hecrl.Config(network=TINY, **chosen)
+def test_settings_that_are_said_to_do_nothing_change_no_program(
+    chosen: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The users of an agent that reads them are told to leave them out. Linear networks are traced quickly."""
+    linear_networks(monkeypatch)
+    config = hecrl.Config(**chosen)
     unused = hecrl.unused(config)
     assert unused.keys() <= {*OTHERS, "subgoal_optimiser", "goals.subgoal_steps"}
     # Programs differ, and what they compute does not, where a choice among one is drawn, and where as many seeds plan

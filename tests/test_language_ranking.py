@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from rl import statistics
+from rl import log, statistics
 from rl.language import ranking
 
 RIGHT = [np.array(each, bool) for each in ([1, 0, 0, 1], [0, 0, 1], [0, 0, 0, 0, 0], [1, 1, 1])]
@@ -43,7 +44,7 @@ def test_shares_and_pairs_are_what_counting_gives() -> None:
     assert (
         report["pairs"]["scores"]["mean"] == pytest.approx(np.mean(pairs)) == pytest.approx((0.625 + 0.5) / 2)
     )
-    assert report["pairs"]["random"]["mean"] == 0.5
+    assert report["pairs"]["random"]["mean"] == 0.5 and np.isnan(report["pairs"]["random"]["ci95"]).all()
     difference = report["difference"]["scores"]
     assert difference["pairs"]["mean"] == pytest.approx(np.mean(2 * np.array(pairs) - 1))
     assert difference["pairs"]["ci95"] == pytest.approx(statistics.interval(2 * np.array(pairs) - 1))
@@ -54,7 +55,16 @@ def test_shares_and_pairs_are_what_counting_gives() -> None:
         "scores",
         "other",
     ]
-    assert "0.562 [" in lines[2]
+    assert "0.562 [" in lines[2] and lines[1].endswith("]  0.500")
+
+
+def test_a_report_is_written_as_json_and_read_back(tmp_path: Path) -> None:
+    """Chance's interval, which is not a number, too."""
+    report = ranking.report({"scores": SCORES}, RIGHT)
+    log.write_json(tmp_path / "ranking.json", report)
+    read = log.read_json(tmp_path / "ranking.json")
+    np.testing.assert_equal(read, report)
+    assert ranking.table(read) == ranking.table(report)
 
 
 def test_where_there_is_nothing_to_compare() -> None:

@@ -1171,7 +1171,8 @@ def test_a_process_that_dies_is_replaced_and_nothing_is_lost(tmp_path: Path, mon
 @pytest.mark.slow
 def test_a_policy_that_diverges_is_not_blamed_on_the_environment_and_not_saved(tmp_path: Path) -> None:
     """Its actions reach the environment before anybody reads its metrics."""
-    with pytest.raises(train.Diverged, match=r"not finite at update \d+ \(seeds \[0\]\): lower the learning"):
+    advice = "lower the learning rate, .* or, where values have a scalar or quantile head, use"
+    with pytest.raises(train.Diverged, match=rf"not finite at update \d+ \(seeds \[0\]\): {advice}"):
         online.run(settings(tmp_path), config(learning_rate=1e30))
     assert checkpoint.steps(tmp_path / "checkpoints") == ()
 

@@ -263,6 +263,33 @@ FORWARDED = {
         assert f(x, n=2) is x and a == [1, 3] and x == [b, a] and b['k'] is a is x[1]
         """,
     ),
+    "one object in several places": (
+        """
+        def f(rows, row, *, named):
+            rows[0][0] += 1
+            rows[1][0] += 1
+            row.append(rows[0] is rows[1] is row)
+            named['a']['k'] = 1
+            return rows[1][0], named['b'][0]['k']
+        """,
+        """
+        row, d = [0, 0], {}
+        rows = [row] * 2
+        assert f(rows, row, named={'a': d, 'b': (d,)}) == (2, 1) and d == {'k': 1}
+        assert rows == [[2, 0, True]] * 2 and rows[0] is row is rows[1]
+        """,
+    ),
+    "equal objects in several places": (
+        """
+        def f(rows):
+            rows[0][0] = 1
+            return rows[1][0]
+        """,
+        """
+        rows = [[0], [0]]
+        assert f(rows) == 0 and rows == [[1], [0]]
+        """,
+    ),
     "changes of other kinds": (
         """
         def f(a, b, c, *, d):
@@ -1217,6 +1244,7 @@ def test_tests_in_functions_that_something_names(calls: str) -> None:
         b'{"dict": 3}\n',
         b'{"set": [[]]}\n',
         b'{"tuple": [], "set": []}\n',
+        b'[{"first": [0]}, {"again": 0}]\n',  # which only the tests may say: twenty such make a million
         b"\xff",
     ],
 )
@@ -1448,6 +1476,35 @@ def test_read_apps_by_hand(tmp_path: Path, anywhere: Pool) -> None:
     for returned in ("Equal()", "(a, Equal())"):
         program = f"{equal}class Solution:\n    def pair(self, a, b): return {returned}"
         assert verdict(anywhere, program, called) == Verdict.FAILED
+
+
+@pytest.mark.parametrize(
+    ("expected", "equal", "other"),
+    [
+        ([5], ("5", "[5]", "(5,)"), ("[[5]]", "[]", "'5'")),
+        ([[1, 2]], ("[1, 2]", "(1, 2)", "[(1, 2)]"), ("1", "[1]")),
+        ([1, 2], ("[1, 2]", "(1, 2)"), ("1", "[1]", "[[1, 2]]")),
+        ([{"1": 2}, {"3": 4}], ("({1: 2}, {'3': 4})",), ("{1: 2}",)),
+        ([], ("[]", "()"), ("None",)),
+    ],
+)
+def test_what_is_equal_for_apps(expected: Any, equal: Any, other: Any, tmp_path: Path) -> None:
+    """A list of one stands for its item; the first of several items is not all that is expected."""
+    path = tmp_path / "x.jsonl"
+    tests = {"fn_name": "pair", "inputs": [[1, 2]], "outputs": [expected]}
+    path.write_text(json.dumps({**CALLED, "input_output": json.dumps(tests)}))
+    [problem] = read_apps(path)
+
+    def passes(answer: str) -> bool:
+        names: dict[str, Any] = {}
+        exec(f"class Solution:\n    def pair(self, a, b): return {answer}", names)
+        try:
+            exec(problem.tests, names)
+        except AssertionError:
+            return False
+        return True
+
+    assert all(map(passes, equal)) and not any(map(passes, other))
 
 
 def test_what_the_harness_of_apps_does_before_a_program(tmp_path: Path, anywhere: Pool) -> None:

@@ -23,6 +23,8 @@ from rl.types import Array, Key, Learner, Metrics, State, TokenBatch
 from rl.values import tokens
 from rl.values.heads import ValueHead
 
+IGNORES_REWARDS = True  # and has no value for a head
+
 
 @dataclasses.dataclass(frozen=True)
 class Config:

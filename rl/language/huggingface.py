@@ -21,7 +21,7 @@ from rl.networks.rotary import Rope
 from rl.networks.transformer import Shape
 from rl.types import Params
 
-_INDEX, _ONE_FILE = "model.safetensors.index.json", "model.safetensors"
+_INDEX, WEIGHTS = "model.safetensors.index.json", "model.safetensors"
 # What a folder has besides weights, architecture and tokenizer: templates of chats, tokens of a role, how to sample.
 _TOKENS, _SAMPLING = "tokenizer_config.json", "generation_config.json"
 COMPANIONS = (_TOKENS, _SAMPLING, "special_tokens_map.json", "chat_template.jinja", "chat_template.json")
@@ -75,7 +75,7 @@ def save(
     described = describe(config)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    write_safetensors(folder / _ONE_FILE, weights.disassemble(config, _entries(config), params))
+    write_safetensors(folder / WEIGHTS, weights.disassemble(config, _entries(config), params))
     # That of a model in several files, which was there before, would be read instead.
     (folder / _INDEX).unlink(missing_ok=True)
     stated = {"eos_token_id": ends[0] if len(ends) == 1 else list(ends)} if ends else {}
@@ -545,9 +545,9 @@ def _files(folder: Path) -> list[Path]:
     """The weight files: one, or the several that an index names."""
     index = folder / _INDEX
     if not index.exists():
-        if not (folder / _ONE_FILE).exists():
-            raise FileNotFoundError(f"no {_ONE_FILE} and no {_INDEX} in {folder}: is it a model's folder?")
-        return [folder / _ONE_FILE]
+        if not (folder / WEIGHTS).exists():
+            raise FileNotFoundError(f"no {WEIGHTS} and no {_INDEX} in {folder}: is it a model's folder?")
+        return [folder / WEIGHTS]
     try:
         files = sorted({folder / name for name in json.loads(index.read_text())["weight_map"].values()})
     except (AttributeError, KeyError, TypeError, ValueError) as error:

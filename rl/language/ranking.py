@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,8 +22,8 @@ def report(
 
     ``pass_at`` is the share of problems of which one of the ``k`` best-ranked answers is right; of ``random`` it is the
     estimate of Chen et al. (2021). ``pairs`` is how often a right answer is ranked above a wrong one to the same
-    problem, ties counting half; problems without both are left out of it. ``difference`` has both less
-    those of ``against``.
+    problem, ties counting half; problems without both are left out of it. At random it is one half, which is known and
+    has no interval: NaN. ``difference`` has both less those of ``against``.
 
     Args:
       scores: for each ranking the scores [m] of each problem's answers; higher is better.
@@ -64,7 +65,10 @@ def report(
         "pass_at": {name: {str(k): _rate(x) for k, x in of.items()} for name, of in passes.items()},
     }
     if mixed:
-        summary["pairs"] = {name: _rate(x) for name, x in pairs.items()}
+        summary["pairs"] = {
+            "random": {"mean": 0.5, "ci95": [math.nan, math.nan]},
+            **{name: _rate(pairs[name]) for name in scores},
+        }
     if against:
         summary["against"] = against
         summary["difference"] = {

@@ -60,7 +60,7 @@ def run(limits: Limits, confine: Callable[[], None], questions: BinaryIO, answer
     for line in questions:
         known: list[Any] = []
         try:
-            function, arguments, keywords = wire.loads(line, resolve)
+            function, arguments, keywords = wire.loads(line, resolve, trusted=True)
             known = wire.containers([arguments, keywords])
             before = [_items(each) for each in known]
             numbers = {id(each): number for number, each in enumerate(known)}

@@ -94,10 +94,10 @@ def read_apps(path: str | Path) -> list[Problem]:
     """The problems of APPS (Hendrycks et al. 2021), ``train.jsonl`` or ``test.jsonl``, in the file's order.
 
     Those whose ``input_output`` names a function test it by calls, the others by inputs and outputs, compared line by
-    line. (APPS' own harness takes lines and words in any order as well, and so passes wrong programs.) As there, some
-    modules and their names are imported before a program, and dictionaries that go in or come out have integers for
-    keys where JSON has texts of them. The prompt is a docstring of the question and the code to start from; the first
-    solution is the reference.
+    line. (APPS' own harness takes lines and words in any order as well, and of several values that a call should return
+    the first alone, and so passes wrong programs.) As there, some modules and their names are imported before a
+    program, and dictionaries that go in or come out have integers for keys where JSON has texts of them. The prompt is
+    a docstring of the question and the code to start from; the first solution is the reference.
 
     Raises:
         ValueError: the file is not in that layout; the message names the file and the problem.
@@ -338,12 +338,13 @@ _APPS_IMPORTS = (
     *(f"from {module} import {name}" for module, names in _APPS_NAMES.items() for name in names.split()),
     "import numpy as np",
 )
-# APPS: what is expected has lists for tuples, and may be the one item of a list.
+# APPS: what is expected has lists for tuples, and may be the one item of a list. Its harness takes the first of several
+# for all of them, and so passes wrong programs.
 _SAME = """def same(actual, expected):
     def plain(value):
         return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value
     actual = plain(actual)
-    return actual == expected or isinstance(expected, list) and len(expected) > 0 and actual == expected[0]
+    return actual == expected or isinstance(expected, list) and len(expected) == 1 and actual == expected[0]
 """
 _NAMES = ("task_id", "problem_id", "id", "name")
 

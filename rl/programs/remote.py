@@ -2,12 +2,14 @@
 
 The program runs in another process (`rl.programs.execute`). To the tests its functions are stand-ins that send a
 question and get data back (`rl.programs.wire`). What a call changed in its arguments and what it printed come back with
-its answer, and objects of the program can be used as if they were here (`Remote`), with one exception: how they compare
-with the tests' own data is theirs to say only where the problem asks for a class, because an object can be equal to
-everything. That is so of operators and of their methods. Any other method says what the program likes: ``assert
-f(3).startswith("a")`` holds of an object whose method says so, and only a test that compares what is answered, such as
-``f(3)[:1] == "a"``, tells it from a text. Tests cannot hand over functions or objects of their own (`HandOverError`);
-those of the program and of importable modules they can.
+its answer. An object that can be changed, and is in several places of a call's arguments, is one object there, too. The
+next call is given a copy of its own, and all that an answer holds is a copy but for arguments of the call. Objects of
+the program can be used as if they were here (`Remote`), with one exception: how they compare with the tests' own data
+is theirs to say only where the problem asks for a class, because an object can be equal to everything. That is so of
+operators and of their methods. Any other method says what the program likes: ``assert f(3).startswith("a")`` holds of
+an object whose method says so, and only a test that compares what is answered, such as ``f(3)[:1] == "a"``, tells it
+from a text. Tests cannot hand over functions or objects of their own (`HandOverError`); those of the program and of
+importable modules they can.
 """
 
 from __future__ import annotations

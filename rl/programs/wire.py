@@ -45,18 +45,39 @@ def dumps(
         refer: what stands for an object that is not plain data, as JSON; it may raise.
         known: of objects that the other side has, their number there by ``id``; they are not sent again.
         remote: the class of what stands for the other side's objects, which are referred to whatever they can do. With
-            it iterators are sent as what is left of them; without they are referred to.
+            it iterators are sent as what is left of them; without they are referred to. With it what can be changed in
+            place and is there several times, as in ``[[0]] * 2``, is so on the other side, too.
     """
-    return json.dumps(_Encoder(refer, known or {}, remote).encode(value)).encode() + b"\n"
+    found: dict[int, Any] = {}
+    repeated: set[int] = set()
+    if remote:
+        _collect(value, found, repeated)
+    return json.dumps(_Encoder(refer, known or {}, remote, repeated).encode(value)).encode() + b"\n"
 
 
-def loads(line: bytes, resolve: Callable[[Any], Any], known: Sequence[Any] = ()) -> Any:
-    """The value of one line; ``resolve`` turns what `dumps` was given by ``refer`` into what stands for it here.
+def loads(
+    line: bytes, resolve: Callable[[Any], Any], known: Sequence[Any] = (), *, trusted: bool = False
+) -> Any:
+    """The value of one line.
+
+    Args:
+        line: of `dumps`.
+        resolve: turns what `dumps` was given by ``refer`` into what stands for it here.
+        known: what the other side may refer to by number.
+        trusted: whether it may have one object in several places. A short line can then say a value of any size.
 
     Raises:
         Exception: of any kind, for a line that `dumps` did not write.
     """
     special = {"reference": resolve, "known": known.__getitem__}
+    repeated: list[Any] = []
+
+    def first(value: Any) -> Any:
+        repeated.append(value)
+        return value
+
+    if trusted:
+        special |= {"first": first, "again": repeated.__getitem__}
 
     def build(tagged: dict[str, Any]) -> Any:
         [(tag, body)] = tagged.items()
@@ -66,14 +87,10 @@ def loads(line: bytes, resolve: Callable[[Any], Any], known: Sequence[Any] = ())
 
 
 def containers(value: Any) -> list[Any]:
-    """What can be changed in place in a value that is sent, in an order that is the same on both sides."""
-    if isinstance(value, (list, tuple, deque)):
-        inside = [inner for item in value for inner in containers(item)]
-    elif isinstance(value, dict):
-        inside = [inner for item in value.values() for inner in containers(item)]
-    else:
-        inside = []
-    return [value, *inside] if isinstance(value, _CHANGEABLE) or is_array(value) else inside
+    """What can be changed in place in a value that is sent, each once, in an order that is the same on both sides."""
+    found: dict[int, Any] = {}
+    _collect(value, found, set())
+    return list(found.values())
 
 
 def contents(container: Any) -> list[Any]:
@@ -106,9 +123,31 @@ def refill(container: Any, items: list[Any]) -> None:
         container.update(items)
 
 
+def _collect(value: Any, found: dict[int, Any], repeated: set[int]) -> None:
+    """Adds what can be changed in place to ``found``, by its ``id``; what is there already is added to ``repeated``."""
+    if isinstance(value, _CHANGEABLE) or is_array(value):
+        if id(value) in found:
+            repeated.add(id(value))
+            return
+        found[id(value)] = value
+    if isinstance(value, (list, tuple, deque)):
+        for item in value:
+            _collect(item, found, repeated)
+    elif isinstance(value, dict):
+        for item in value.values():
+            _collect(item, found, repeated)
+
+
 class _Encoder:
-    def __init__(self, refer: Callable[[Any], Any], known: Mapping[int, int], remote: type | None):
-        self._refer, self._known, self._remote = refer, known, remote
+    def __init__(
+        self,
+        refer: Callable[[Any], Any],
+        known: Mapping[int, int],
+        remote: type | None,
+        repeated: set[int],
+    ):
+        self._refer, self._known, self._remote, self._repeated = refer, known, remote, repeated
+        self._sent: dict[int, int] = {}  # of the repeated ones that were sent: their number, by ``id``
 
     def encode(self, value: Any) -> Any:
         if value is None or type(value) in _ATOMS:
@@ -117,6 +156,13 @@ class _Encoder:
             return {"reference": self._refer(value)}
         if id(value) in self._known:
             return {"known": self._known[id(value)]}
+        if id(value) in self._sent:
+            return {"again": self._sent[id(value)]}
+        if id(value) in self._repeated:
+            self._repeated.remove(id(value))
+            first = {"first": self.encode(value)}
+            self._sent[id(value)] = len(self._sent)  # after those inside, as the other side reads them
+            return first
         if type(value) is list:
             return [self.encode(item) for item in value]
         for atom, plain in _PLAIN.items():
