@@ -140,10 +140,10 @@ def run(settings: Settings, config: Config) -> dict[str, Any]:
             of_task = common.evaluator(settings, actor, task.loaded.environment, settings.seeds, task.loaded)
             episodes = common.on_cpu(stack.enter_context(of_task))
         fitting = where.learns and not start.resumed
-        if fitting:
-            params = where.params(network.fit(task.dataset, keys.of(run_keys, "dynamics")))
-        session = stack.enter_context(lifecycle.session(this, start))
+        fit = lambda: where.params(network.fit(task.dataset, keys.of(run_keys, "dynamics")))
+        session = stack.enter_context(lifecycle.session(this, start, fit if fitting else None))
         if fitting:  # which may have taken longer than anything that follows
+            params = session.prepared
             session.keep(0, {"carry": carry, "world": params})
         epochs = train.epochs(
             model_based.over_seeds(loop.epoch, batched=jax.default_backend() != "cpu"),

@@ -104,13 +104,16 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
         return start.result
     if shard.is_main():
         _print_notes(settings, config, task)
-    if settings.robust:
-        world = start.tree["dynamics"] if start.resumed else fit_dynamics(settings, task)
-        population, _ = learners(settings, config, sweep, task, mesh, world)
+    fitting = bool(settings.robust) and not start.resumed
+    prepare = functools.partial(fit_dynamics, settings, task) if fitting else None
     with (
+        # Of policies, which the model of the dynamics is no part of.
         scorer(settings, task, population, len(run_keys), mesh) as score,
-        lifecycle.session(this, start) as session,
+        lifecycle.session(this, start, prepare) as session,
     ):
+        if settings.robust:
+            world = session.prepared if fitting else start.tree["dynamics"]
+            population, _ = learners(settings, config, sweep, task, mesh, world)
         estimate = estimates(settings, task, population, common.discount(config), run_keys, mesh)
         validate = logged.validator(
             settings,

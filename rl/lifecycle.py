@@ -48,8 +48,9 @@ SCORES = ("return", "normalized_return", "success", "final_success")
 HEADLINE = ("normalized_return", "success", "final_success", "return")
 RATES = ("success", "final_success")
 
-# What every run may leave in its folder.
-_LEAVES = (log.CONFIG, log.METRICS, log.RESULT, CURVE, CHECKPOINTS, "events.out.tfevents.*", "wandb*")
+# What every run may leave in its folder, beside its config.json.
+_LEAVES = (log.METRICS, log.RESULT, CURVE, CHECKPOINTS, "events.out.tfevents.*")
+_NAMED = 5  # of the files that are in a run's way, how many a message names
 
 
 class InUse(checkpoint.CheckpointError):
@@ -117,7 +118,7 @@ def check(run: Run) -> tuple[int, ...]:
         checkpoint.check_card(run.folder / CHECKPOINTS, run.card)
         if there:
             _check_length(run, there[0])
-    if not there:
+    if run.overwrite or not there:
         _check_folder(run)
     return there
 
@@ -145,9 +146,9 @@ def begin(run: Run, tree: Mapping[str, Any]) -> Start:
         earlier = checkpoint.restore(run.folder / CHECKPOINTS, like, identity)
     if earlier is None:
         if not run.overwrite and (run.folder / log.RESULT).exists():
-            again = ", or --overwrite to start again" * (run.folder / log.CONFIG).exists()
             raise checkpoint.CheckpointError(
-                f"{run.folder} holds a finished run without its checkpoints: choose another --workdir{again}"
+                f"{run.folder} holds a finished run without its checkpoints: choose another --workdir, or --overwrite "
+                "to start again"
             )
         return Start(tree, 0, 0.0, False, None, there)
     saved, step = earlier
@@ -172,14 +173,29 @@ def _check_same(run: Run) -> None:
 
 
 def _check_folder(run: Run) -> None:
-    """Raises CheckpointError if the folder has files that this run would replace, and that no run wrote."""
+    """Raises CheckpointError if the folder has files of the names that this run leaves, and no run wrote them.
+
+    Files of Weights & Biases are in no run's way: one that is killed before it has a config.json may leave them.
+    """
     if log.is_config(run.folder / log.CONFIG):
         return
-    replaced = (log.CONFIG, log.METRICS, CURVE, *[log.RESULT] * run.overwrite)
-    if names := [name for name in replaced if (run.folder / name).exists()]:
+    # An empty folder holds nobody's files: checkpoints may be linked to one on another disk before a run begins.
+    names = [path.name for path in _left(run) if not path.is_dir() or any(path.iterdir())]
+    if names:
+        listed = ", ".join(names[:_NAMED]) + ", ..." * (len(names) > _NAMED)
         raise checkpoint.CheckpointError(
-            f"{run.folder} holds files of something else ({', '.join(names)}): give another --workdir"
+            f"{run.folder} holds files of something else ({listed}): give another --workdir, or remove them if they "
+            f"are of a run that has lost its {log.CONFIG}"
         )
+
+
+def _left(run: Run) -> list[Path]:
+    """What a run has left in the folder: that is removed for another, and in its way where no run wrote it.
+
+    Its config.json is the last, so that what is left by a process that dies as it removes them is still a run's.
+    """
+    patterns = (*_LEAVES, *run.leaves, log.CONFIG)
+    return [path for pattern in patterns for path in run.folder.glob(pattern)]
 
 
 def notes(run: Run, step: int) -> Any:
@@ -196,10 +212,12 @@ def versions() -> dict[str, str]:
 
 
 class Session:
-    """An open run: records, checkpoints, progress and requests to stop; made by `session`."""
+    """An open run: records, checkpoints, progress, requests to stop, and what was ``prepared``; made by `session`."""
 
-    def __init__(self, run: Run, start: Start, record: log.Run, bar: Any, stopping: list[int]):
-        self.bar, self.stopping = bar, stopping
+    def __init__(
+        self, run: Run, start: Start, record: log.Run, bar: Any, stopping: list[int], prepared: Any = None
+    ):
+        self.bar, self.stopping, self.prepared = bar, stopping, prepared
         self._run, self._record, self._began = run, record, time.monotonic() - start.seconds
         self._versions = versions()
         self._lines = _written(run, start.step) if start.step else 0
@@ -291,10 +309,17 @@ class Session:
 
 
 @contextlib.contextmanager
-def session(run: Run, start: Start) -> Iterator[Session]:
+def session(run: Run, start: Start, prepare: Callable[[], Any] | None = None) -> Iterator[Session]:
     """Opens the run, in a folder that no other process has open.
 
     With ``run.overwrite`` what an earlier one left is removed: first try all that can be wrong.
+
+    Args:
+      run: the run.
+      start: where it begins, from `begin`.
+      prepare: what is to be made before the run begins and may take long, such as the fit of a model: its result is
+        ``session.prepared``. The folder is held meanwhile, so that no second process makes the same. If it fails, what
+        an earlier run left is still there, and Ctrl-C ends it at once.
 
     Raises:
       ImportError, ValueError: Weights & Biases is asked for, and not installed, or nobody is logged in.
@@ -312,11 +337,12 @@ def session(run: Run, start: Start) -> Iterator[Session]:
         if any_process(failure is not None):
             raise failure or InUse(f"the first process could not open {run.folder}: its message says why")
         _check_unchanged(run, start)
+        prepared = prepare() if prepare else None
         if run.overwrite:
             clear(run)
         elif start.step:
             _warn_of_lost_lines(run, start.step)
-        yield stack.enter_context(_open(run, start))
+        yield stack.enter_context(_open(run, start, prepared))
 
 
 def _check_unchanged(run: Run, start: Start) -> None:
@@ -330,7 +356,7 @@ def _check_unchanged(run: Run, start: Start) -> None:
 
 
 @contextlib.contextmanager
-def _open(run: Run, start: Start) -> Iterator[Session]:
+def _open(run: Run, start: Start, prepared: Any) -> Iterator[Session]:
     with (
         log.open_run(
             run.folder,
@@ -343,7 +369,7 @@ def _open(run: Run, start: Start) -> Iterator[Session]:
         log.progress(run.total, run.label, initial=start.step) as bar,
         train.stop_requests() as stopping,
     ):
-        yield Session(run, start, record, bar, stopping)
+        yield Session(run, start, record, bar, stopping, prepared)
 
 
 @contextlib.contextmanager
@@ -418,8 +444,9 @@ def holder(folder: Path, lock: str = LOCK) -> str | None:
 def clear(run: Run) -> None:
     """Removes what an earlier run left in its folder, and nothing else: of a symbolic link the link alone."""
     if jax.process_index() == 0:
-        for path in [path for pattern in (*_LEAVES, *run.leaves) for path in run.folder.glob(pattern)]:
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        if log.is_config(run.folder / log.CONFIG):
+            for path in (*log.wandb_files(run.folder), *_left(run)):
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         # Last, so that what is left by a process that dies here is still to be overwritten.
         (run.folder / OVERWRITE).unlink(missing_ok=True)
     multihost_utils.sync_global_devices(f"{run.folder} is clear")

@@ -303,34 +303,97 @@ def test_what_is_only_about_a_run_may_change(whole: Path) -> None:
 
 
 def test_results_without_checkpoints_are_in_the_way(tmp_path: Path) -> None:
-    (tmp_path / log.RESULT).write_text("{}")
+    learn(run(tmp_path))
+    shutil.rmtree(tmp_path / lifecycle.CHECKPOINTS)
     with pytest.raises(
         checkpoint.CheckpointError, match="a finished run without its checkpoints: choose another"
     ):
         lifecycle.begin(run(tmp_path), {"state": np.zeros(3)})
 
 
+@pytest.mark.parametrize("overwrite", [False, True])
 @pytest.mark.parametrize(
-    "name, text, overwrite",
+    ("name", "text"),
     [
-        (log.CONFIG, '{"theme": "dark"}', False),
-        (log.CONFIG, '{"theme": "dark"}', True),
-        (log.CONFIG, "not JSON", True),
-        (lifecycle.CURVE, "a picture", False),
-        (log.RESULT, '{"claims": []}', True),
+        (log.CONFIG, '{"theme": "dark"}'),
+        (log.CONFIG, "not JSON"),
+        (log.METRICS, '{"epoch": 1}'),
+        (log.RESULT, '{"claims": []}'),
+        (lifecycle.CURVE, "a picture"),
+        ("events.out.tfevents.1.host", "of another program"),
+        (f"{lifecycle.CHECKPOINTS}/model.pt", "weights"),
+        (f"{lifecycle.CHECKPOINTS}/5/card.json", "another program's, which counts its checkpoints, too"),
+        ("ranking.json", "a leaf of this run alone"),
     ],
 )
 def test_files_of_something_else_are_not_replaced(
     name: str, text: str, overwrite: bool, tmp_path: Path
 ) -> None:
+    if name.endswith("card.json") and not overwrite:
+        pytest.skip("a run that goes on reads the card, and refuses it")
+    this = run(tmp_path, overwrite=overwrite, leaves=("ranking.json",))
     (tmp_path / "page.md").write_text("a page")  # is in no run's way
-    lifecycle.begin(run(tmp_path, overwrite=overwrite), {"state": np.zeros(3)})
+    lifecycle.begin(this, {"state": np.zeros(3)})
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).write_text(text)
     with pytest.raises(
-        checkpoint.CheckpointError, match=rf"something else \({name}\): give another --workdir"
+        checkpoint.CheckpointError,
+        match=rf"something else \({name.partition('/')[0]}\): give another --workdir, or remove them if they are of",
     ):
-        learn(run(tmp_path, overwrite=overwrite))
+        learn(this)
     assert (tmp_path / name).read_text() == text
+
+
+@pytest.mark.parametrize("name", ["wandb/run-1/files.yaml", "wandb-notes.txt", "wandb_id.txt"])
+def test_files_of_weights_and_biases_are_in_no_runs_way(name: str, tmp_path: Path) -> None:
+    """A run that dies as it logs in leaves them without a config.json, and those of no run are kept."""
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_text("mine")
+    learn(run(tmp_path, overwrite=True))
+    assert (tmp_path / name).read_text() == "mine"
+    assert json.loads((tmp_path / log.RESULT).read_text())["updates"] == TOTAL
+
+
+@pytest.mark.parametrize("logged", [False, True])
+def test_overwrite_removes_the_files_of_weights_and_biases_where_the_run_logged_there(
+    logged: bool, tmp_path: Path
+) -> None:
+    learn(run(tmp_path))
+    names = ["wandb/run-1/files.yaml", *["wandb_id.txt", "wandb_step.txt"] * logged]
+    for name in (*names, "wandb-notes.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x")
+    learn(run(tmp_path, overwrite=True))
+    assert (tmp_path / "wandb").exists() != logged and (tmp_path / "wandb-notes.txt").exists()
+    assert not list(tmp_path.glob("wandb_*"))
+
+
+def test_a_sweeps_marks_and_an_empty_folder_of_checkpoints_are_in_no_runs_way(tmp_path: Path) -> None:
+    """A sweep claims a folder, and may mark it before a run in it has a config.json."""
+    folder, disk = tmp_path / "run", tmp_path / "disk"
+    folder.mkdir()
+    disk.mkdir()
+    for name in (lifecycle.OVERWRITE, lifecycle.LOCK, ".claim"):
+        (folder / name).touch()
+    (folder / lifecycle.CHECKPOINTS).symlink_to(disk)  # made before the run, for lack of room
+    assert learn(run(folder, overwrite=True))["updates"] == TOTAL
+    assert list(disk.iterdir()) and not (folder / lifecycle.OVERWRITE).exists()
+
+
+def test_a_process_that_dies_as_it_removes_an_earlier_run_leaves_the_rest_to_be_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without its config.json the rest would be files of something else."""
+    learn(run(tmp_path))
+
+    def die(*_: Any) -> None:
+        raise OSError("killed")
+
+    monkeypatch.setattr(lifecycle.shutil, "rmtree", die)
+    with pytest.raises(OSError, match="killed"):
+        learn(run(tmp_path, overwrite=True))
+    monkeypatch.undo()
+    assert learn(run(tmp_path, 2, overwrite=True))["updates"] == 2
 
 
 def test_overwrite_removes_only_what_runs_leave_and_only_when_it_begins(tmp_path: Path) -> None:
@@ -476,6 +539,40 @@ def test_a_folder_that_is_open_is_refused_before_it_is_read(tmp_path: Path) -> N
         pytest.raises(lifecycle.InUse, match="is in use by process"),
     ):
         lifecycle.begin(this, {"state": np.zeros(3)})
+
+
+def test_what_is_prepared_is_prepared_once(tmp_path: Path) -> None:
+    """While a model is fitted, for hours perhaps, the folder is held: the same command elsewhere is refused."""
+    this = run(tmp_path)
+    start = lifecycle.begin(this, {"state": np.zeros(3)})
+
+    def prepare() -> str:
+        assert signal.getsignal(signal.SIGINT) is usual  # Ctrl-C ends it at once
+        with pytest.raises(lifecycle.InUse, match="is in use by process"), lifecycle.session(this, start):
+            pytest.fail("it was opened")
+        assert not (tmp_path / log.CONFIG).exists()
+        return "a model"
+
+    usual = signal.getsignal(signal.SIGINT)
+    with lifecycle.session(this, start, prepare) as session:
+        assert session.prepared == "a model" and signal.getsignal(signal.SIGINT) is not usual
+    with lifecycle.session(this, start) as session:
+        assert session.prepared is None
+
+
+def test_a_preparation_that_fails_leaves_an_earlier_run(tmp_path: Path) -> None:
+    learn(run(tmp_path))
+    before, again = files(tmp_path), run(tmp_path, overwrite=True)
+    start = lifecycle.begin(again, {"state": np.zeros(3)})
+
+    def fail() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), lifecycle.session(again, start, fail):
+        pytest.fail("it was opened")
+    after, lock = files(tmp_path), str(tmp_path / lifecycle.LOCK)
+    assert after.pop(lock) and before.pop(lock) and after == before
+    assert lifecycle.holder(tmp_path) is None
 
 
 def test_a_process_that_asks_who_has_a_folder_keeps_no_run_out(
