@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from absl import app
 
 from experiments import checks, common, flags, notes, presets
-from rl import acting, keys, lifecycle, model_based, train
+from rl import acting, keys, lifecycle, model_based, run_folder, train
 from rl.agents import sac_n
 from rl.dynamics import base, ensemble, termination, truth
 from rl.dynamics.termination import Rule
@@ -165,7 +165,7 @@ def run(settings: Settings, config: Config) -> dict[str, Any]:
         )
 
 
-def _run(settings: Settings, config: Config, task: common.Problem) -> lifecycle.Run:
+def _run(settings: Settings, config: Config, task: common.Problem) -> run_folder.Run:
     """The run folder, and what its checkpoints must agree on."""
     return common.run(
         settings,

@@ -29,7 +29,7 @@ from jax.experimental import multihost_utils
 
 from experiments import checks, common, flags, logged, notes, presets
 from experiments.common import Problem
-from rl import acting, agents, fitted_q, keys, lifecycle, shard, train
+from rl import acting, agents, fitted_q, keys, lifecycle, run_folder, shard, train
 from rl.agents import robust
 from rl.dynamics import ensemble, termination
 from rl.replay import dataset as replay
@@ -143,7 +143,7 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
 
 def _run(
     settings: Settings, config: Any, sweep: Mapping[str, list[float]], task: Problem, mesh: jax.sharding.Mesh
-) -> lifecycle.Run:
+) -> run_folder.Run:
     """The run folder, and what its checkpoints must agree on."""
     return common.run(
         settings,

@@ -27,6 +27,8 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
+from rl.machine import usable_cores
+
 METRICS, CONFIG, RESULT = "metrics.jsonl", "config.json", "result.json"
 _WANDB_ID, _WANDB_STEP = "wandb_id.txt", "wandb_step.txt"
 _PACKAGES = (
@@ -219,7 +221,7 @@ def hardware() -> dict[str, Any]:
 
     return {
         "cpu": _cpu_model(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": usable_cores(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "platform": platform.platform(),
         "backend": jax.default_backend(),

@@ -15,7 +15,7 @@ import pytest
 
 from experiments import offline
 from experiments.papers import robust_deep
-from rl import agents, checkpoint, lifecycle, log
+from rl import agents, checkpoint, locks, log
 from rl.agents import relabel, robust
 from rl.data import synthetic
 from rl.dynamics import ensemble
@@ -449,7 +449,7 @@ def test_the_folder_is_held_while_the_model_is_fitted(
     held = []
 
     def fit(*_: Any) -> None:
-        held.append(lifecycle.holder(tmp_path))
+        held.append(locks.holder(tmp_path))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(offline, "fit_dynamics", fit)

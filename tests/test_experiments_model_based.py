@@ -14,7 +14,7 @@ import pytest
 
 from experiments import common, trained
 from experiments import model_based as script
-from rl import checkpoint, envs, keys, lifecycle, log, model_based
+from rl import checkpoint, envs, keys, locks, log, model_based
 from rl.dynamics import ensemble
 
 SMALL = {"rollouts": 8, "length": 3, "updates": 4, "batch_size": 20, "real": 0.2, "hidden": (8,)}
@@ -210,7 +210,7 @@ def test_the_folder_is_held_while_the_model_is_fitted(
 
     def make(*arguments: Any) -> ensemble.Ensemble:
         def fit(*_: Any) -> None:
-            fits.append(lifecycle.holder(tmp_path))
+            fits.append(locks.holder(tmp_path))
             raise KeyboardInterrupt
 
         return real(*arguments)._replace(fit=fit)
@@ -219,7 +219,7 @@ def test_the_folder_is_held_while_the_model_is_fitted(
     with pytest.raises(KeyboardInterrupt):
         script.run(settings(pendulum, tmp_path, eval_episodes=2), config())
     assert len(fits) == 1 and (fits[0] or "").startswith("process ")
-    assert lifecycle.holder(tmp_path) is None and not (tmp_path / log.CONFIG).exists()
+    assert locks.holder(tmp_path) is None and not (tmp_path / log.CONFIG).exists()
 
 
 @pytest.mark.parametrize(
