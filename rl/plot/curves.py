@@ -188,15 +188,15 @@ def _logarithmic(axes: Axes, scores: np.ndarray, references: np.ndarray) -> None
     """
     from matplotlib.ticker import LogLocator
 
-    if not (scores > 0).any():
-        return
     values = np.concatenate([scores, references])
-    positive = values[np.isfinite(values) & (values > 0)]
+    positive = np.isfinite(values) & (values > 0)
+    if not positive[: len(scores)].any():
+        return
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter("{x:g}")
     axes.set_yticks([], minor=True)
-    axes.set_ylim(0.8 * positive.min(), 1.25 * positive.max())
+    axes.set_ylim(0.8 * values[positive].min(), 1.25 * values[positive].max())
 
 
 def _what_is_drawn(runs: Iterable[tuple[ArrayLike, ArrayLike]], rate: bool, intervals: bool) -> str:
