@@ -20,13 +20,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
-import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
+from rl.machine import usable_cores
 from rl.networks.mlp import LOG_STD_MAX, LOG_STD_MIN
 from rl.types import Spec, Transition
 
@@ -78,7 +78,7 @@ def learner(agent: str, config: Any, spec: Spec, batch_size: int, seed: int, *, 
     """
     check(agent, config)
     d3rlpy.seed(seed)
-    torch.set_num_threads(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
+    torch.set_num_threads(usable_cores())
     norm = getattr(config, "layer_norm", False)
     common = {
         "batch_size": batch_size,

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments import checks, flags, source_code
-from rl import acting, agents, checkpoint, data, envs, evaluate, lifecycle, log
+from rl import acting, agents, checkpoint, data, envs, evaluate, lifecycle, log, run_folder, shard
 from rl.envs import entities
 from rl.replay import chunks, transform
 from rl.replay import dataset as replay
@@ -174,7 +174,7 @@ def all_actions(settings: Any, loaded: data.Loaded, folder: Path) -> data.Loaded
     Raises:
       ValueError: the log has the environment's own numbers of actions, which do not count from 0.
     """
-    checkpoints = folder / lifecycle.CHECKPOINTS
+    checkpoints = folder / run_folder.CHECKPOINTS
     size = loaded.spec.action_size
     if not settings.overwrite and (there := checkpoint.steps(checkpoints)):
         size = checkpoint.described(checkpoints, there[0])["card"].get("action_size", size)
@@ -246,7 +246,7 @@ def run(
     card: Mapping[str, Any],
     variant: str = "",
     **options: Any,
-) -> lifecycle.Run:
+) -> run_folder.Run:
     """The run that the settings describe.
 
     Args:
@@ -257,7 +257,7 @@ def run(
       identity: the settings that another checkpoint in the folder must agree on.
       card: what else it must agree on.
       variant: what tells it from other runs of the agent, another part of the folder's name.
-      options: further fields of `rl.lifecycle.Run`.
+      options: further fields of `rl.run_folder.Run`.
 
     Raises:
       ValueError: a field of the agent's config is of a type that could not be read again from the run's card.
@@ -275,7 +275,7 @@ def run(
     options["alike"] = numbers | options.get("alike", {})
     before = {} if settings.overwrite else _before(place)
     chosen = _identity(settings, identity, before.get("settings"))
-    return lifecycle.Run(
+    return run_folder.Run(
         folder=place,
         card={
             "agent": settings.agent,
@@ -311,7 +311,7 @@ def _identity(settings: Any, names: Sequence[str], before: Any) -> dict[str, Any
 
 def _before(place: Path) -> dict[str, Any]:
     """The card of the run in the folder, as it began; {} where there is none."""
-    if not log.is_config(place / log.CONFIG) or not checkpoint.steps(place / lifecycle.CHECKPOINTS):
+    if not log.is_config(place / log.CONFIG) or not checkpoint.steps(place / run_folder.CHECKPOINTS):
         return {}
     return log.read_json(place / log.CONFIG)["config"]
 
@@ -369,7 +369,7 @@ def changed_code(place: Path, code: Mapping[str, str]) -> str:
 
     A run without a checkpoint begins anew, and one from before code was stored goes on.
     """
-    trained = checkpoint.steps(place / lifecycle.CHECKPOINTS) or (place / log.RESULT).exists()
+    trained = checkpoint.steps(place / run_folder.CHECKPOINTS) or (place / log.RESULT).exists()
     if not code or not trained or not log.is_config(place / log.CONFIG):
         return ""
     stored = log.read_json(place / log.CONFIG)
@@ -380,14 +380,14 @@ def changed_code(place: Path, code: Mapping[str, str]) -> str:
     return f"{', '.join(changed)} {have} changed since this run began" if changed else ""
 
 
-def check(run: lifecycle.Run) -> None:
+def check(run: run_folder.Run) -> None:
     """`rl.lifecycle.check`, to be called before the arrays of a run are made, which takes time.
 
     It also refuses a run of other code of one's own (`user_code`). Its message says more where nothing but the schedule
     of a learning rate has another length.
     """
     changed = "" if run.overwrite else changed_code(run.folder, run.about.get("code", {}))
-    if lifecycle.any_process(bool(changed)):
+    if shard.any_process(bool(changed)):
         raise checkpoint.CheckpointError(
             f"{run.folder}: {changed or 'the code of one process has changed since this run began'}: choose another "
             "--workdir, or --overwrite to start again"
@@ -397,7 +397,7 @@ def check(run: lifecycle.Run) -> None:
     except checkpoint.CheckpointError as error:
         if not error.differences or not all(".decay_updates: " in line for line in error.differences):
             raise
-        newest = checkpoint.steps(run.folder / lifecycle.CHECKPOINTS)[0]
+        newest = checkpoint.steps(run.folder / run_folder.CHECKPOINTS)[0]
         if newest > run.total:
             done, asked = newest // run.per_unit, run.total // run.per_unit
             raise checkpoint.CheckpointError(
@@ -422,12 +422,12 @@ def dataset_name(dataset: str) -> str:
 
 def folder(settings: Any, task: str, variant: str = "") -> Path:
     """The run folder."""
-    return lifecycle.folder(settings.workdir, task.replace("/", "-"), "-".join(_words(settings, variant)))
+    return run_folder.folder(settings.workdir, task.replace("/", "-"), "-".join(_words(settings, variant)))
 
 
 def runs_below(folder: Path) -> str:
     """Up to five runs in the folders of a folder, as a message that it is no run goes on; "" if there are none."""
-    below = sorted(str(path.parent) for path in folder.glob(f"*/{lifecycle.CHECKPOINTS}"))
+    below = sorted(str(path.parent) for path in folder.glob(f"*/{run_folder.CHECKPOINTS}"))
     return f"; runs below it are {', '.join(below[:5])}" if below else ""
 
 

@@ -31,7 +31,7 @@ import numpy as np
 from absl import app
 
 from experiments import checks, common, flags, logged, notes, presets, rollouts, studies
-from rl import acting, agents, envs, lifecycle, log, shard, statistics, train
+from rl import acting, agents, envs, lifecycle, log, outcomes, run_folder, shard, statistics, train
 from rl.envs import entities
 from rl.envs.goals import RANDOM, TASKS
 from rl.replay import goals, transform
@@ -142,7 +142,7 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
     return result
 
 
-def _run(settings: Settings, config: Any, sweep: Mapping[str, list[float]], task: Problem) -> lifecycle.Run:
+def _run(settings: Settings, config: Any, sweep: Mapping[str, list[float]], task: Problem) -> run_folder.Run:
     """The run folder, and what its checkpoints must agree on."""
     return common.run(
         settings,
@@ -363,7 +363,7 @@ def render(
     settings: Settings,
     config: Any,
     sweep: Mapping[str, list[float]],
-    this: lifecycle.Run,
+    this: run_folder.Run,
     task: Problem,
     state: State,
     mesh: jax.sharding.Mesh,
@@ -383,7 +383,7 @@ def render(
     if not shard.is_main():
         return
     cpu = common.cpu()
-    labels = lifecycle.labels(this.variants) or [""]
+    labels = outcomes.labels(this.variants) or [""]
     with jax.default_device(cpu):
         for number, (label, variant) in enumerate(zip(labels, logged.variants(config, sweep), strict=True)):
             first = train.member(local, number * settings.seeds)

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from experiments import checks, common, notes
-from rl import checkpoint, data, lifecycle, online
+from rl import checkpoint, data, online, run_folder
 from rl.data.files import expanded
 from rl.dynamics import termination
 from rl.replay import chunks, transform
@@ -259,7 +259,7 @@ def _hyper_parameters(card: dict[str, Any]) -> dict[str, Any]:
 def _folder(settings: Any) -> Path:
     """Where the checkpoints of the run that is continued are."""
     place = expanded(settings.init_from)
-    return place if place.name == lifecycle.CHECKPOINTS else place / lifecycle.CHECKPOINTS
+    return place if place.name == run_folder.CHECKPOINTS else place / run_folder.CHECKPOINTS
 
 
 def _source(settings: Any, part: str = "state/") -> tuple[dict[str, Any], dict[str, np.ndarray]]:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from experiments import checks, common
-from rl import acting, agents, checkpoint, lifecycle, on_device
+from rl import acting, agents, checkpoint, lifecycle, on_device, run_folder
 from rl.envs import functional, registry
 from rl.envs.stream import Stream
 from rl.interaction import Trainer
@@ -136,7 +136,7 @@ def stepper(settings: Settings) -> Stream:
 
 def train(
     settings: Settings,
-    run: lifecycle.Run,
+    run: run_folder.Run,
     trainer: Trainer | on_device.Trainer,
     learner: Learner,
     preprocessing: Transform,
@@ -163,7 +163,7 @@ def train(
         return start.result
     trained = initial() if start.step == 0 else None  # also where the run was stopped before its first step
     if start.resumed:
-        trainer.resume(start.tree, start.step, lifecycle.notes(run, start.step))
+        trainer.resume(start.tree, start.step, run_folder.notes(run, start.step))
     else:
         trainer.start(trained)
     with (

@@ -11,7 +11,7 @@ import jax
 
 from experiments import language_log, language_settings
 from experiments.language_settings import Settings
-from rl import exported, keys, lifecycle, log
+from rl import exported, keys, log, run_folder
 from rl.data import dialogues
 from rl.language import generate, model, pretrained, speak
 from rl.language.generate import Decoder
@@ -55,7 +55,7 @@ def answers_folder(settings: Settings) -> Path:
     place = Path(settings.model).absolute()
     if (place / exported.CARD).exists() and not settings.workdir:
         return place.parent / "generated"
-    return lifecycle.folder(settings.workdir, place.name, "generated")
+    return run_folder.folder(settings.workdir, place.name, "generated")
 
 
 def answer(

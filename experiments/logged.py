@@ -74,7 +74,7 @@ def variants(config: Any, sweep: Mapping[str, Sequence[float]]) -> list[Any]:
 
 
 def parameters(sweep: Mapping[str, Sequence[float]]) -> tuple[dict[str, float], ...]:
-    """What tells the runs of a sweep apart, as `rl.lifecycle.Run` takes it; nothing without a sweep."""
+    """What tells the runs of a sweep apart, as `rl.run_folder.Run` takes it; nothing without a sweep."""
     columns = sweep.values()
     return tuple(dict(zip(sweep, row, strict=True)) for row in zip(*columns, strict=True))
 

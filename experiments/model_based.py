@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from absl import app
 
 from experiments import checks, common, flags, notes, presets
-from rl import acting, data, keys, lifecycle, model_based, train
+from rl import acting, data, keys, lifecycle, model_based, run_folder, train
 from rl.agents import sac_n
 from rl.dynamics import base, ensemble, termination, truth
 from rl.dynamics.termination import Rule
@@ -146,10 +146,10 @@ def run(settings: Settings, config: Config) -> dict[str, Any]:
             of_task = common.evaluator(settings, actor, task.loaded.environment, settings.seeds, task.loaded)
             episodes = common.on_cpu(stack.enter_context(of_task))
         fitting = where.learns and not start.resumed
-        if fitting:
-            params = where.params(network.fit(task.dataset, keys.of(run_keys, "dynamics")))
-        session = stack.enter_context(lifecycle.session(this, start))
+        fit = lambda: where.params(network.fit(task.dataset, keys.of(run_keys, "dynamics")))
+        session = stack.enter_context(lifecycle.session(this, start, fit if fitting else None))
         if fitting:  # which may have taken longer than anything that follows
+            params = session.prepared
             session.keep(0, {"carry": carry, "world": params})
         epochs = train.epochs(
             model_based.over_seeds(loop.epoch, batched=jax.default_backend() != "cpu"),
@@ -218,7 +218,7 @@ def unused(settings: Settings, config: Config) -> tuple[dict[str, str], dict[str
     return {}, {}
 
 
-def _run(settings: Settings, config: Config, task: common.Problem) -> lifecycle.Run:
+def _run(settings: Settings, config: Config, task: common.Problem) -> run_folder.Run:
     """The run folder, and what its checkpoints must agree on."""
     return common.run(
         settings,

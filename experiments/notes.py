@@ -14,7 +14,7 @@ import numpy as np
 
 from experiments import common, flags, presets
 from experiments.common import Head
-from rl import agents, data, lifecycle, log
+from rl import agents, data, log, outcomes, run_folder
 from rl.replay import traces
 from rl.types import Spec
 from rl.values import heads
@@ -131,7 +131,7 @@ def show_note(settings: Any, loaded: data.Loaded) -> None:
 def parts(result: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
     """What a result has ``scores`` of: itself without a label or, of a sweep, the variants with theirs."""
     variants = result.get("variants", [])
-    labels = lifecycle.labels([variant["parameters"] for variant in variants])
+    labels = outcomes.labels([variant["parameters"] for variant in variants])
     return list(zip(labels, variants, strict=True)) or [("", result)]
 
 
@@ -170,5 +170,5 @@ def show(result: Mapping[str, Any]) -> None:
 
 def show_folder(result: Mapping[str, Any]) -> None:
     """Prints where everything of a run lies, and what to look at first."""
-    first = lifecycle.CURVE if (Path(result["folder"]) / lifecycle.CURVE).exists() else log.METRICS
+    first = run_folder.CURVE if (Path(result["folder"]) / run_folder.CURVE).exists() else log.METRICS
     print(f"Everything is in {result['folder']}; look at {first} first.")

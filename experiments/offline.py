@@ -29,7 +29,7 @@ from jax.experimental import multihost_utils
 
 from experiments import checks, common, flags, logged, notes, presets
 from experiments.common import Problem
-from rl import acting, agents, fitted_q, keys, lifecycle, shard, train
+from rl import acting, agents, fitted_q, keys, lifecycle, run_folder, shard, train
 from rl.agents import robust
 from rl.dynamics import ensemble, termination
 from rl.replay import dataset as replay
@@ -104,13 +104,16 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
         return start.result
     if shard.is_main():
         _print_notes(settings, config, task)
-    if settings.robust:
-        world = start.tree["dynamics"] if start.resumed else fit_dynamics(settings, task)
-        population, _ = learners(settings, config, sweep, task, mesh, world)
+    fitting = bool(settings.robust) and not start.resumed
+    prepare = functools.partial(fit_dynamics, settings, task) if fitting else None
     with (
+        # Of policies, which the model of the dynamics is no part of.
         scorer(settings, task, population, len(run_keys), mesh) as score,
-        lifecycle.session(this, start) as session,
+        lifecycle.session(this, start, prepare) as session,
     ):
+        if settings.robust:
+            world = session.prepared if fitting else start.tree["dynamics"]
+            population, _ = learners(settings, config, sweep, task, mesh, world)
         estimate = estimates(settings, task, population, common.discount(config), run_keys, mesh)
         validate = logged.validator(
             settings,
@@ -140,7 +143,7 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
 
 def _run(
     settings: Settings, config: Any, sweep: Mapping[str, list[float]], task: Problem, mesh: jax.sharding.Mesh
-) -> lifecycle.Run:
+) -> run_folder.Run:
     """The run folder, and what its checkpoints must agree on."""
     return common.run(
         settings,

@@ -43,7 +43,7 @@ from experiments import (
     studies,
 )
 from experiments.report_runs import Part
-from rl import lifecycle, log
+from rl import log, outcomes
 from rl.data.files import expanded
 from sweeps import layout
 from sweeps.layout import Sweep
@@ -91,7 +91,7 @@ def run(plans: Sequence[Sweep], out: str, baseline: str = "", evaluations: int =
     outcome = {
         "question": _question(plans[0].file),
         "score": score,
-        "rate": score in lifecycle.RATES,
+        "rate": score in outcomes.RATES,
         "unit": _unit(plans[0].script),
         "tasks": list(dict.fromkeys(part.task for part in parts)),
         "variants": list(dict.fromkeys(part.variant for part in parts)),

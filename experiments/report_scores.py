@@ -10,11 +10,11 @@ import numpy as np
 
 from experiments import report_page, report_runs
 from experiments.report_runs import Part
-from rl import lifecycle, log, statistics
+from rl import log, outcomes, statistics
 from sweeps.scripts import SCRIPTS
 
 # Of scores that have one scale on all tasks.
-_OPTIMA = {"normalized_return": 100.0} | dict.fromkeys(lifecycle.RATES, 1.0)
+_OPTIMA = {"normalized_return": 100.0} | dict.fromkeys(outcomes.RATES, 1.0)
 _THRESHOLDS = 101  # of a performance profile
 
 
@@ -37,7 +37,7 @@ def cells(parts: Sequence[Part], score: str, evaluations: int) -> list[dict[str,
                         np.concatenate(
                             [report_runs.per_seed(part, score, which, evaluations) for part in group]
                         ),
-                        rate=score in lifecycle.RATES,
+                        rate=score in outcomes.RATES,
                     )
                     for which in report_page.WHICH
                 },

@@ -45,7 +45,7 @@ import numpy as np
 from absl import app
 
 from experiments import checks, common, flags, goals, logged, model_based, notes, offline, rollouts
-from rl import acting, agents, checkpoint, envs, lifecycle, log, nest, online, statistics, train
+from rl import acting, agents, checkpoint, envs, log, nest, online, outcomes, run_folder, statistics, train
 from rl.agents import sac_n
 from rl.data import d4rl
 from rl.data.files import expanded
@@ -153,7 +153,7 @@ def load(run: str | Path, environment: str = "") -> Policies:
 def _checkpoint(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """What a run's newest checkpoint says, and its arrays. Raises ValueError where there is none of these scripts."""
     learners = ("state/", "carry/learner/")  # and no replay
-    record, arrays = checkpoint.read(folder / lifecycle.CHECKPOINTS, learners) or (None, {})
+    record, arrays = checkpoint.read(folder / run_folder.CHECKPOINTS, learners) or (None, {})
     if record is None:
         raise ValueError(f"--run={folder}: there is no checkpoint{common.runs_below(folder)}")
     card = record["card"]
@@ -246,7 +246,7 @@ def _config(card: Mapping[str, Any]) -> Any:
 
 def _labels(card: Mapping[str, Any]) -> tuple[str, ...]:
     """Of the variants, one for each; ("",) of a run that is no sweep."""
-    return tuple(lifecycle.labels(logged.parameters(_sweep(card)))) or ("",)
+    return tuple(outcomes.labels(logged.parameters(_sweep(card)))) or ("",)
 
 
 def _sweep(card: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -486,7 +486,7 @@ def show(policies: Policies, played: Mapping[str, np.ndarray], settings: Setting
 
 def _show_score(called: str, name: str, each: np.ndarray) -> None:
     """Prints the mean over seeds of a score [S, episodes], its interval, and that of each seed."""
-    of = statistics.summary(each.mean(1), rate=name in lifecycle.RATES)
+    of = statistics.summary(each.mean(1), rate=name in outcomes.RATES)
     low, high = of["ci95"]
     spread = "" if np.isnan(low) else f", 95 % interval [{low:.4g}, {high:.4g}] over seeds"
     print(f"{called}: {of['mean']:.4g}{spread}; each: {' '.join(f'{x:.4g}' for x in of['each'])}")

@@ -27,12 +27,16 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
+from rl.machine import usable_cores
+
 METRICS, CONFIG, RESULT = "metrics.jsonl", "config.json", "result.json"
+_WANDB_ID, _WANDB_STEP = "wandb_id.txt", "wandb_step.txt"
 _PACKAGES = (
     *("headway", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "chex", "distrax", "numpy", "scipy"),
     *("mujoco", "gymnasium", "gymnasium-robotics", "ogbench", "minari"),
 )
 _TUNING = ("GLIBC_TUNABLES", "XLA_FLAGS")  # variables that change how fast a command is
+_DIRTY = "-dirty"
 _FLUSH = 5.0  # seconds until TensorBoard sees what was written
 _REMEDY = "remove it, and run the same command again"
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -154,21 +158,52 @@ def provenance() -> dict[str, Any]:
 def commit() -> str | None:
     """The commit of this code, with '-dirty' where files differ from it; None outside a git checkout.
 
-    Files under ``results`` do not count: a study writes its own there, row by row.
+    A module that is loaded and that git does not track is such a file. Files under ``results`` do not count: a study
+    writes its own there, row by row.
     """
+    return _commit_of(_checkout())
+
+
+def loaded_commit() -> str | None:
+    """`commit` as files were at the first call: scripts ask as they start, before their files can change.
+
+    Modules count that have been loaded since.
+    """
+    return _commit_of(_first_checkout())
+
+
+class _Checkout(NamedTuple):
+    commit: str  # with '-dirty' where tracked files differ from it
+    untracked: frozenset[str]  # Python files that git neither tracks nor ignores
+
+
+def _commit_of(checkout: _Checkout | None) -> str | None:
+    """The commit, and '-dirty' if code of none has been loaded."""
+    if checkout is None or checkout.commit.endswith(_DIRTY):
+        return checkout and checkout.commit
+    files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
+    loaded = {os.path.realpath(file) for file in files if file} if checkout.untracked else set()
+    return checkout.commit + _DIRTY * bool(loaded & checkout.untracked)
+
+
+def _checkout() -> _Checkout | None:
     here = Path(__file__).parent
     if not _git(here, "ls-files", "--error-unmatch", Path(__file__).name):
         return None
-    head = _git(here, "rev-parse", "HEAD")
+    head, top = _git(here, "rev-parse", "HEAD"), _git(here, "rev-parse", "--show-toplevel")
     code = ("--untracked-files=no", "--", ":(top)", ":(top,exclude)results")
     changed = _git(here, "--no-optional-locks", "status", "--porcelain", *code)
-    return None if head is None or changed is None else head + "-dirty" * bool(changed)
+    if head is None or top is None or changed is None:
+        return None
+    installed = (
+        ":(exclude,glob)**/site-packages/**"  # of an environment in the clone that git does not ignore
+    )
+    others = _git(Path(top), "ls-files", "-z", "--others", "--exclude-standard", "--", "*.py", installed)
+    untracked = frozenset(os.path.realpath(Path(top, name)) for name in (others or "").split("\0") if name)
+    return _Checkout(head + _DIRTY * bool(changed), untracked)
 
 
-@functools.cache
-def loaded_commit() -> str | None:
-    """`commit` as it was at the first call: scripts ask as they start, before their files can change."""
-    return commit()
+_first_checkout = functools.cache(_checkout)
 
 
 def versions() -> dict[str, str]:
@@ -186,7 +221,7 @@ def hardware() -> dict[str, Any]:
 
     return {
         "cpu": _cpu_model(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": usable_cores(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "platform": platform.platform(),
         "backend": jax.default_backend(),
@@ -398,6 +433,16 @@ def _tensorboard(folder: Path, resume_step: int) -> Iterator[Callable[[int, Mapp
             writer.close()
 
 
+def wandb_files(workdir: Path) -> list[Path]:
+    """What `open_run` has left of Weights & Biases in a run's folder; nothing where it has not logged there.
+
+    The file by which that is known is the last.
+    """
+    if not (workdir / _WANDB_ID).exists():
+        return []
+    return [path for name in ("wandb", _WANDB_STEP, _WANDB_ID) if (path := workdir / name).exists()]
+
+
 def check_wandb() -> None:
     """Raises, as `open_run` would, if Weights & Biases is not installed or nobody is logged in."""
     with _wandb_package() as wandb:
@@ -423,7 +468,7 @@ def _wandb_package() -> Iterator[Any]:
 def _wandb(
     folder: Path, config: Mapping[str, Any], resume_step: int
 ) -> Iterator[Callable[[int, Mapping[str, float]], None]]:
-    saved_id = folder / "wandb_id.txt"
+    saved_id = folder / _WANDB_ID
     known = saved_id.read_text() if resume_step and saved_id.exists() else None
     with _wandb_package() as wandb:
         run = wandb.init(
@@ -438,7 +483,7 @@ def _wandb(
     run.define_metric("step")
     run.define_metric("*", step_metric="step")
     # What a run logged beyond the checkpoint that it goes on from stays there: those steps are not logged again.
-    logged = folder / "wandb_step.txt"
+    logged = folder / _WANDB_STEP
     last = int(logged.read_text()) if known and logged.exists() else -1
 
     def write(step: int, scalars: Mapping[str, float]) -> None:

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rl import lifecycle, train
+from rl import locks, train
 from sweeps import records, training
 from sweeps.layout import Program
 
@@ -116,7 +116,7 @@ def work(
         try:
             judged = Program(**fields), Path(place), metric
             return ROWS, records.ended(*judged, began) or training.attempt(*judged)
-        except lifecycle.InUse as error:
+        except locks.InUse as error:
             return IN_USE, str(error)
         except records.MetricError as error:
             return METRIC, str(error)

@@ -19,7 +19,7 @@ from absl import flags
 
 from experiments import common, presets
 from experiments import flags as config_flags
-from rl import agents, checkpoint, data, lifecycle, log, train
+from rl import agents, checkpoint, data, locks, log, run_folder, train
 from rl.data.files import expanded
 from rl.types import Spec
 from rl.values import heads
@@ -272,7 +272,7 @@ def single_run_folders(program: Program, place: Path) -> dict[Path, Program]:
 
 def finished(program: Program, place: Path) -> bool:
     """Whether the program's result is there, as long as the sweep asks for, and not to be overwritten."""
-    if not (place / log.RESULT).exists() or (place / lifecycle.OVERWRITE).exists():
+    if not (place / log.RESULT).exists() or (place / run_folder.OVERWRITE).exists():
         return False
     length = SCRIPTS[program.script].length
     return log.read_json(place / log.RESULT).get(length) == getattr(arguments(program, place)[0], length)
@@ -290,11 +290,9 @@ def mark(sweep: Sweep) -> None:
     """
     for place, program in sweep.programs.items():
         folders = [place, *single_run_folders(program, place)]
-        if overwrites(program) and not (
-            lifecycle.holder(place, CLAIM) or any(map(lifecycle.holder, folders))
-        ):
+        if overwrites(program) and not (locks.holder(place, CLAIM) or any(map(locks.holder, folders))):
             for folder in filter(Path.is_dir, folders):
-                (folder / lifecycle.OVERWRITE).touch()
+                (folder / run_folder.OVERWRITE).touch()
 
 
 def with_finished(sweep: Sweep, folders: Sequence[str]) -> Sweep:
@@ -315,7 +313,7 @@ def with_finished(sweep: Sweep, folders: Sequence[str]) -> Sweep:
             raise ValueError(f"--finished={other} is no folder: experiments.report --store makes one")
 
     def where(place: Path, program: Program) -> Path:
-        if overwrites(program) or (place / lifecycle.OVERWRITE).exists():
+        if overwrites(program) or (place / run_folder.OVERWRITE).exists():
             return place
         stored = (other / place.name for other in others)
         return next((x for x in (place, *stored) if finished(program, x)), place)
@@ -329,7 +327,7 @@ def check_folder(program: Program, place: Path, root: Path) -> None:
     A folder that is not in the sweep's, ``root``, is one of --finished.
     """
     settings, config, sweep = arguments(program, place)
-    if (place / log.CONFIG).exists() and not (settings.overwrite or (place / lifecycle.OVERWRITE).exists()):
+    if (place / log.CONFIG).exists() and not (settings.overwrite or (place / run_folder.OVERWRITE).exists()):
         _check_same(place, root, program.script, settings, config, sweep)
         _check_length(place, SCRIPTS[program.script].length, settings)
 

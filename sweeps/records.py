@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments import notes
-from rl import lifecycle, log, statistics
+from rl import locks, log, outcomes, run_folder, statistics
 from sweeps import layout
 from sweeps.layout import Program, Sweep
 from sweeps.scripts import SCRIPTS
@@ -47,11 +47,11 @@ def state(program: Program, place: Path) -> State:
     total = getattr(settings, script.length)
     if layout.finished(program, place):
         return State("done", total, total, log.read_json(place / log.RESULT)["wall_seconds"])
-    if (place / lifecycle.OVERWRITE).exists():
+    if (place / run_folder.OVERWRITE).exists():
         return State("running" if holder(program, place) else "waiting", 0, total, 0.0)
     if (place / DIVERGED).exists():
         of_runs = _state_of_single_runs(program, place, total)
-        claimed = lifecycle.holder(place, layout.CLAIM)  # also between two of them
+        claimed = locks.holder(place, layout.CLAIM)  # also between two of them
         return of_runs._replace(name="running", error="") if claimed else of_runs
     rows = log.read(place) if (place / log.METRICS).exists() else []
     step = rows[-1]["step"] // (getattr(config, script.per_unit) if script.per_unit else 1) if rows else 0
@@ -84,7 +84,7 @@ def _seconds(place: Path) -> float:
     config = log.read_json(place / log.CONFIG)
     sessions = [{"step": 0, **config}, *config["resumed"]]
     step, resumed = log.read(place)[-1]["step"], sessions[-1]["step"]
-    written = place / lifecycle.CHECKPOINTS / str(resumed) if step <= resumed else place / log.METRICS
+    written = place / run_folder.CHECKPOINTS / str(resumed) if step <= resumed else place / log.METRICS
     end = max(step, resumed)
     session = next((one for one in reversed(sessions) if one["step"] < end), None)
     if session is None or not written.exists():
@@ -102,7 +102,7 @@ def scored(program: Program, workdir: Path, metric: str) -> list[dict[str, Any]]
     each = program.single_runs()
     scores = _last(program, workdir, metric).reshape(len(each), -1)
     interval = (
-        statistics.rate_interval if metric.rpartition("/")[2] in lifecycle.RATES else statistics.interval
+        statistics.rate_interval if metric.rpartition("/")[2] in outcomes.RATES else statistics.interval
     )
 
     def outcome(per_seed: np.ndarray) -> dict[str, Any]:
@@ -216,11 +216,11 @@ def _error(place: Path, began: float) -> str:
 
 def holder(program: Program, place: Path) -> str | None:
     """Which process prepares or trains the program, or a run of it alone."""
-    locks = (
-        *((folder, lifecycle.LOCK) for folder in (place, *layout.single_run_folders(program, place))),
+    files = (
+        *((folder, locks.LOCK) for folder in (place, *layout.single_run_folders(program, place))),
         (place, layout.CLAIM),
     )
-    held = ((folder, lifecycle.holder(folder, lock)) for folder, lock in locks)
+    held = ((folder, locks.holder(folder, lock)) for folder, lock in files)
     return next((f"{folder} is in use by {process}" for folder, process in held if process), None)
 
 

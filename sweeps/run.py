@@ -38,7 +38,7 @@ import jax
 from absl import app, flags
 
 from experiments import flags as config_flags
-from rl import lifecycle, log, shard, train
+from rl import locks, log, shard, train
 from sweeps import layout, records, training
 from sweeps.layout import Program, Sweep
 from sweeps.records import SWEEP, MetricError, Rows
@@ -73,7 +73,7 @@ def main(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> None:
         sweep = sweep._replace(began=began)
     if shard.is_main():
         layout.mark(sweep)
-    lifecycle.any_process(False)  # the others see the marks
+    shard.any_process(False)  # the others see the marks
     known: Rows = {}
 
     def store(rows: Rows) -> None:
@@ -163,9 +163,7 @@ def _train(sweep: Sweep, store: Callable[[Rows], None], over: Any) -> bool:
     """
     say = functools.cache(print)  # what is tried again is not said again
     rows = records.done(sweep) if shard.is_main() else {}
-    rows = {
-        place: rows.get(place, []) for place in sweep.programs if lifecycle.from_first_process(place in rows)
-    }
+    rows = {place: rows.get(place, []) for place in sweep.programs if shard.from_first_process(place in rows)}
     store(rows)
     if len(rows) == len(sweep.programs) and shard.is_main():
         say(_nothing_left(sweep))
@@ -178,8 +176,8 @@ def _train(sweep: Sweep, store: Callable[[Rows], None], over: Any) -> bool:
         judged = program, place, sweep.metric
         try:
             known = records.ended(*judged, sweep.began) if shard.is_main() else []
-            rows[place] = known if lifecycle.from_first_process(bool(known)) else training.attempt(*judged)
-        except lifecycle.InUse as error:
+            rows[place] = known if shard.from_first_process(bool(known)) else training.attempt(*judged)
+        except locks.InUse as error:
             say(f"left to another process: {error}", file=sys.stderr)
             continue
         except MetricError as error:

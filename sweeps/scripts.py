@@ -8,9 +8,9 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from experiments import common
-from rl import lifecycle
+from rl import outcomes
 
-_EVALUATIONS = tuple(f"eval/{name}" for name in (*lifecycle.SCORES, "length", "fitted_q"))  # of policies
+_EVALUATIONS = tuple(f"eval/{name}" for name in (*outcomes.SCORES, "length", "fitted_q"))  # of policies
 
 
 class Script(NamedTuple):

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 
 from experiments import flags as config_flags
-from rl import data, lifecycle, log, shard, train
+from rl import data, locks, log, run_folder, shard, train
 from rl.data import recipes
 from rl.data.files import expanded
 from sweeps import layout, records, scripts
@@ -38,7 +38,7 @@ def collect(program: Program) -> None:
     it as Ctrl-C does, in the middle; what is made so far is kept.
 
     Raises:
-      lifecycle.InUse: another process is making it.
+      locks.InUse: another process is making it.
       data.DataError: it cannot be made.
       KeyboardInterrupt: it was stopped.
     """
@@ -66,7 +66,7 @@ def collect(program: Program) -> None:
         recipes.collect(name, out=place)
     except RuntimeError as error:
         if isinstance(error.__cause__, BlockingIOError):
-            raise lifecycle.InUse(str(error)) from error
+            raise locks.InUse(str(error)) from error
         raise data.DataError(str(error)) from error
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -79,7 +79,7 @@ def attempt(program: Program, place: Path, metric: str) -> list[dict[str, Any]]:
 
     Raises:
       MetricError: the runs do not log ``metric``.
-      lifecycle.InUse: another process has its folder open, or makes its data.
+      locks.InUse: another process has its folder open, or makes its data.
       train.Interrupted, KeyboardInterrupt: it was stopped.
     """
     explained = True
@@ -87,7 +87,7 @@ def attempt(program: Program, place: Path, metric: str) -> list[dict[str, Any]]:
         with _claimed(program, place):
             rows = execute(program, place, metric)
         (place / FAILED).unlink(missing_ok=True)
-    except (MetricError, lifecycle.InUse, train.Interrupted):
+    except (MetricError, locks.InUse, train.Interrupted):
         raise
     except Exception as error:  # of an environment say, memory that is full, or of an agent of one's own
         if jax.process_count() > 1:  # others may have gone on, and would wait for ever
@@ -122,8 +122,8 @@ def _claimed(program: Program, place: Path) -> Iterator[None]:
         yield
         return
     if held := records.holder(program, place):
-        raise lifecycle.InUse(held)
-    with lifecycle.alone(place, layout.CLAIM):
+        raise locks.InUse(held)
+    with locks.alone(place, layout.CLAIM):
         collect(program)
         (place / FAILED).unlink(missing_ok=True)
         yield
@@ -138,14 +138,14 @@ def execute(program: Program, workdir: Path, metric: str) -> list[dict[str, Any]
     Raises:
       MetricError: the runs do not log ``metric``.
     """
-    if lifecycle.from_first_process(layout.finished(program, workdir)):
+    if shard.from_first_process(layout.finished(program, workdir)):
         return _read(program, workdir, metric)
     settings, config, sweep = layout.arguments(program, workdir)
-    marked = lifecycle.from_first_process((workdir / lifecycle.OVERWRITE).exists())
+    marked = shard.from_first_process((workdir / run_folder.OVERWRITE).exists())
     settings = dataclasses.replace(settings, overwrite=marked)
     if settings.overwrite and shard.is_main():
         (workdir / DIVERGED).unlink(missing_ok=True)
-    if settings.overwrite or not lifecycle.from_first_process((workdir / DIVERGED).exists()):
+    if settings.overwrite or not shard.from_first_process((workdir / DIVERGED).exists()):
         try:
             run = scripts.module(program.script).run
             run(settings, config, sweep) if SCRIPTS[program.script].together else run(settings, config)
@@ -183,7 +183,7 @@ def alarm(seconds: float) -> Iterator[Callable[[], bool]]:
     before = signal.signal(signal.SIGALRM, ring)
     signal.setitimer(signal.ITIMER_REAL, seconds, _ALARM)
     try:
-        yield lambda: lifecycle.any_process(time.monotonic() >= end)
+        yield lambda: shard.any_process(time.monotonic() >= end)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

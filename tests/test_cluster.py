@@ -22,7 +22,7 @@ import yaml
 from test_sweeps import count_in_place_of_training, planned, seeds_sweep, start
 
 from experiments import offline
-from rl import lifecycle, log, train
+from rl import lifecycle, locks, log, train
 from sweeps import cluster, records, training
 from sweeps import run as sweeps
 from sweeps.layout import Program
@@ -226,7 +226,7 @@ def test_a_task_says_what_became_of_its_program(tmp_path: Path, monkeypatch: pyt
         raise KeyboardInterrupt
 
     assert outcome(lambda: [1]) == (cluster.ROWS, [1])
-    assert outcome(fail(lifecycle.InUse("process 7"))) == (cluster.IN_USE, "process 7")
+    assert outcome(fail(locks.InUse("process 7"))) == (cluster.IN_USE, "process 7")
     assert outcome(fail(records.MetricError("no"))) == (cluster.METRIC, "no")
     assert outcome(late, 0.1) == (cluster.OVER, None) and outcome(lambda: [1], -1.0) == (cluster.OVER, None)
     with pytest.raises(KeyboardInterrupt):  # not by the deadline
@@ -299,7 +299,7 @@ def test_a_sweep_outlives_a_worker_and_its_driver(tmp_path: Path, address: str) 
     first = driver()
     until(lambda: len([place for place in runs.glob("*") if len(lines(place)) > 1]) == 2)
     one, other = sorted(path for path in runs.glob("*") if path.is_dir())
-    worker = int((lifecycle.holder(one) or "").split()[1])
+    worker = int((locks.holder(one) or "").split()[1])
     os.kill(worker, signal.SIGKILL)
     until(lambda: resumed(one) == 1)
     before = resumed(other)

@@ -10,6 +10,7 @@ import pytest
 from rl import data, plot
 from rl.data import card as cards
 from rl.data.steps import Loaded, from_steps, loaded
+from rl.plot import style
 
 
 def log(discrete: bool = False) -> tuple[Loaded, dict[str, np.ndarray]]:
@@ -76,8 +77,8 @@ def test_the_text_has_the_numbers() -> None:
 @pytest.mark.parametrize("discrete", [False, True])
 def test_the_figure(discrete: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     figures = []
-    save = plot._save
-    monkeypatch.setattr(plot, "_save", lambda figure, path: (figures.append(figure), save(figure, path)))
+    save = style.save
+    monkeypatch.setattr(style, "save", lambda figure, path: (figures.append(figure), save(figure, path)))
     card = cards.describe(log(discrete)[0])
     plot.dataset_card(
         tmp_path / "card.png",
@@ -102,7 +103,7 @@ def test_the_figure(discrete: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_numbers_of_the_figure_are_written_in_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Episodes of 1,000 steps each were labelled "0.0 + 1e3"."""
     figures = []
-    monkeypatch.setattr(plot, "_save", lambda figure, path: figures.append(figure))
+    monkeypatch.setattr(style, "save", lambda figure, path: figures.append(figure))
     plot.dataset_card(tmp_path / "card.png", [2.5e6, 3e6], [1000, 1000], [[0.5, 0.5]])
     figures[0].canvas.draw()
     for axes, number in zip(figures[0].axes[:2], ("2,500,000", "1,000"), strict=True):

@@ -15,7 +15,7 @@ import pytest
 
 from experiments import offline
 from experiments.papers import robust_deep
-from rl import agents, checkpoint, log
+from rl import agents, checkpoint, locks, log
 from rl.agents import relabel, robust
 from rl.data import synthetic
 from rl.dynamics import ensemble
@@ -441,6 +441,21 @@ def test_an_agent_without_a_value_is_refused_before_anything_is_fitted(
     monkeypatch.setattr(offline, "fit_dynamics", lambda *_: pytest.fail("too late"))
     with pytest.raises(ValueError, match="no value to be robust about"):
         offline.run(chosen(tmp_path, agent="bc"), agents.get("bc").Config(hidden=(8,)))
+
+
+def test_the_folder_is_held_while_the_model_is_fitted(
+    small_model: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = []
+
+    def fit(*_: Any) -> None:
+        held.append(locks.holder(tmp_path))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(offline, "fit_dynamics", fit)
+    with pytest.raises(KeyboardInterrupt):
+        offline.run(chosen(tmp_path), CONFIG)
+    assert len(held) == 1 and (held[0] or "").startswith("process ")
 
 
 # ---- the study ----------------------------------------------------------------------------------------------

@@ -44,7 +44,19 @@ from experiments import (
     presets,
     quickstart,
 )
-from rl import acting, agents, checkpoint, data, fitted_q, lifecycle, log, shard, statistics, train
+from rl import (
+    acting,
+    agents,
+    checkpoint,
+    data,
+    fitted_q,
+    lifecycle,
+    log,
+    run_folder,
+    shard,
+    statistics,
+    train,
+)
 from rl.agents import iql, rebrac
 from rl.agents.optimisers import Adam
 from rl.data import DataError, recipes
@@ -1126,7 +1138,7 @@ def test_a_schedule_of_another_length_is_explained_beyond_offline_runs(
 ) -> None:
     """In an environment, and where lengths are in epochs; not where it is no longer run, but another one."""
 
-    def run(epochs: int, agent: str = "sac") -> lifecycle.Run:
+    def run(epochs: int, agent: str = "sac") -> run_folder.Run:
         chosen = online.Settings(workdir=str(tmp_path), tensorboard=False, agent=agent)
         to_the_end = config(policy_optimiser=Adam(schedule="cosine", decay_updates=10 * epochs))
         length: dict[str, Any] = {"unit": "epochs", "per_unit": 10}
@@ -1145,7 +1157,7 @@ def test_a_schedule_of_another_length_is_explained_beyond_offline_runs(
 def test_a_run_goes_on_with_its_data_in_another_folder(script: Any, flag: str, tmp_path: Path) -> None:
     """A run and its file are copied to another machine: the digest, not the path, says that the data are the same."""
 
-    def begin(path: str, digest: str = "a", **fields: Any) -> tuple[lifecycle.Run, lifecycle.Start]:
+    def begin(path: str, digest: str = "a", **fields: Any) -> tuple[run_folder.Run, lifecycle.Start]:
         chosen = script.Settings(workdir=str(tmp_path), tensorboard=False, **{flag: path}, **fields)
         run = common.run(chosen, config(), 1, task="t", identity=(flag,), card={"digest": digest})
         common.check(run)
@@ -1180,7 +1192,7 @@ def test_a_run_of_an_edited_agent_of_ones_own_is_refused(
         for module in files:
             sys.modules.pop(module, None)
 
-    def begin(**fields: Any) -> tuple[lifecycle.Run, lifecycle.Start]:
+    def begin(**fields: Any) -> tuple[run_folder.Run, lifecycle.Start]:
         importlib.invalidate_caches()
         importlib.import_module("edited_agent")
         chosen = offline.Settings(
@@ -1275,7 +1287,7 @@ def test_a_run_that_is_known_by_a_setting_of_earlier_versions_goes_on_with_it(tm
     It goes on without hyper-parameters that it did not have, as long as they have their defaults.
     """
 
-    def begin(rate: float = 0.005, **fields: Any) -> tuple[lifecycle.Run, lifecycle.Start]:
+    def begin(rate: float = 0.005, **fields: Any) -> tuple[run_folder.Run, lifecycle.Start]:
         chosen = offline.Settings(workdir=str(tmp_path), tensorboard=False, **fields)
         run = common.run(chosen, config(target_rate=rate), 2, task="t", identity=("seeds",), card={})
         common.check(run)

@@ -20,7 +20,7 @@ from test_data_ogbench import write as write_ogbench
 from test_experiments import arguments, assert_same_bits, end, files, state, two_processes
 
 from experiments import checks, common, goals, trained
-from rl import acting, agents, checkpoint, lifecycle, log, shard
+from rl import acting, agents, checkpoint, log, run_folder, shard
 from rl.agents import gcbc, hecrl
 from rl.envs import two_rooms
 from rl.networks import entity
@@ -233,7 +233,7 @@ def test_a_policy_of_two_cubes_is_played_among_three_but_not_on_other_scenes(tmp
     shapes = jax.eval_shape(population.init, keys, goals.example(chosen, tiny, task.trajectories))
     state = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)  # as of a run
     run = goals._run(chosen, tiny, {}, task)
-    checkpoint.save(run.folder / lifecycle.CHECKPOINTS, 1, {"state": state}, {**run.about, **run.card})
+    checkpoint.save(run.folder / run_folder.CHECKPOINTS, 1, {"state": state}, {**run.about, **run.card})
     policies = trained.load(run.folder, "cube-triple-v0+entities")
     assert policies.spec.observation_shape["observation"] == (4, 15)
 
@@ -249,7 +249,7 @@ def test_integer_actions_are_those_of_the_environment(tmp_path: Path) -> None:
         ).data.loaded.spec.action_size
     )
     assert size() == 5 and size(eval_episodes=0) == 2
-    checkpoint.save(tmp_path / lifecycle.CHECKPOINTS, 1, {"x": np.zeros(1)}, {"action_size": 3})
+    checkpoint.save(tmp_path / run_folder.CHECKPOINTS, 1, {"x": np.zeros(1)}, {"action_size": 3})
     assert size() == 3  # a run that has begun keeps its own
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from experiments import common, trained
 from experiments import model_based as script
-from rl import checkpoint, data, envs, keys, log, model_based
+from rl import checkpoint, data, envs, keys, locks, log, model_based
 from rl.dynamics import ensemble
 from rl.types import Spec
 
@@ -196,10 +196,31 @@ def test_the_truth_is_that_of_an_environment_and_not_of_a_file(
 def test_results_without_checkpoints_are_in_the_way_before_the_fit(
     pendulum: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / log.RESULT).write_text("{}")
+    with log.open_run(tmp_path, {}, tensorboard=False) as record:
+        record.result({})
     monkeypatch.setattr(ensemble, "make", without_fit(ensemble.make))
     with pytest.raises(checkpoint.CheckpointError, match="a finished run without its checkpoints"):
         script.run(settings(pendulum, tmp_path), config())
+
+
+def test_the_folder_is_held_while_the_model_is_fitted(
+    pendulum: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two identical commands both fitted for hours, and then one was refused."""
+    real, fits = ensemble.make, []
+
+    def make(*arguments: Any) -> ensemble.Ensemble:
+        def fit(*_: Any) -> None:
+            fits.append(locks.holder(tmp_path))
+            raise KeyboardInterrupt
+
+        return real(*arguments)._replace(fit=fit)
+
+    monkeypatch.setattr(ensemble, "make", make)
+    with pytest.raises(KeyboardInterrupt):
+        script.run(settings(pendulum, tmp_path, eval_episodes=2), config())
+    assert len(fits) == 1 and (fits[0] or "").startswith("process ")
+    assert locks.holder(tmp_path) is None and not (tmp_path / log.CONFIG).exists()
 
 
 @pytest.mark.parametrize(

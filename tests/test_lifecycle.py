@@ -21,19 +21,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from jax.experimental import multihost_utils
 
-from rl import checkpoint, lifecycle, log, train
+from rl import checkpoint, lifecycle, locks, log, outcomes, run_folder, train
 
 TOTAL = 6
 
 
-def run(folder: Path, total: int = TOTAL, **changes: Any) -> lifecycle.Run:
+def run(folder: Path, total: int = TOTAL, **changes: Any) -> run_folder.Run:
     fields = {"card": {"agent": "counter", "config": {"rate": 2}}, "tensorboard": False, "label": "counter"}
-    return lifecycle.Run(folder, total=total, **fields | changes)
+    return run_folder.Run(folder, total=total, **fields | changes)
 
 
 def learn(
-    this: lifecycle.Run, *, each: Callable[[int], None] = lambda step: None, every: int = 1
+    this: run_folder.Run, *, each: Callable[[int], None] = lambda step: None, every: int = 1
 ) -> dict[str, Any]:
     """Counts by a number that depends on the step; its state is a function of the steps alone."""
     start = lifecycle.begin(this, {"state": np.zeros(3)})
@@ -55,7 +56,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def arrays(folder: Path) -> np.ndarray:
-    return checkpoint.read(folder / lifecycle.CHECKPOINTS)[1]["state"]
+    return checkpoint.read(folder / run_folder.CHECKPOINTS)[1]["state"]
 
 
 @pytest.fixture(scope="module")
@@ -81,11 +82,11 @@ def test_a_run_leaves_its_records(tmp_path: Path) -> None:
     assert written["agent"] == "counter" and written["scores"].keys() == {"return"}
     assert [row["step"] for row in log.read(tmp_path)] == [1, 2, 3, 4, 5, 6]
     assert np.shape(log.read(tmp_path)[0]["train/loss"]) == (2,)
-    assert (tmp_path / lifecycle.CURVE).read_bytes()[:4] == b"\x89PNG"
+    assert (tmp_path / run_folder.CURVE).read_bytes()[:4] == b"\x89PNG"
     config = json.loads((tmp_path / log.CONFIG).read_text())["config"]
     assert config == {"transform": {"reward_scale": 3.0}, "agent": "counter", "config": {"rate": 2}}
-    assert sorted(path.name for path in (tmp_path / lifecycle.CHECKPOINTS).iterdir()) == ["5", "6"]
-    assert lifecycle.notes(run(tmp_path), 6) == {"seen": 6}
+    assert sorted(path.name for path in (tmp_path / run_folder.CHECKPOINTS).iterdir()) == ["5", "6"]
+    assert run_folder.notes(run(tmp_path), 6) == {"seen": 6}
 
 
 def test_a_length_counted_in_something_else_than_steps(tmp_path: Path) -> None:
@@ -98,11 +99,11 @@ def test_a_length_counted_in_something_else_than_steps(tmp_path: Path) -> None:
 
 
 def test_where_a_run_lands(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert lifecycle.folder("", "door", "cql-c51") == Path("runs/door/cql-c51")
+    assert run_folder.folder("", "door", "cql-c51") == Path("runs/door/cql-c51")
     monkeypatch.setenv("WANDB_SWEEP_ID", "abc")
     monkeypatch.setenv("WANDB_RUN_ID", "r1")
-    assert lifecycle.folder("", "door", "cql-c51") == Path("runs/sweeps/abc/r1")
-    assert lifecycle.folder("~/x", "door", "cql-c51") == Path.home() / "x"
+    assert run_folder.folder("", "door", "cql-c51") == Path("runs/sweeps/abc/r1")
+    assert run_folder.folder("~/x", "door", "cql-c51") == Path.home() / "x"
 
 
 def test_an_estimate_that_diverged_selects_nothing(tmp_path: Path) -> None:
@@ -112,7 +113,7 @@ def test_an_estimate_that_diverged_selects_nothing(tmp_path: Path) -> None:
         for step, (first, second, scores) in enumerate(rows)
     ]
     (tmp_path / log.METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert lifecycle.summary(lifecycle.scored_rows(tmp_path))["return"]["selected"]["per_seed"].tolist() == [
+    assert outcomes.summary(outcomes.scored_rows(tmp_path))["return"]["selected"]["per_seed"].tolist() == [
         2.0,
         3.0,
     ]
@@ -125,7 +126,7 @@ def test_a_score_of_nan_has_its_line_named(tmp_path: Path) -> None:
         for step, score in scores.items():
             record.write(step, {"eval/return": np.array([[1.0, score]])})
     with pytest.raises(ValueError, match=rf"{log.METRICS}: eval/return of step 10 is NaN.*remove this line"):
-        lifecycle.summary(lifecycle.scored_rows(tmp_path))
+        outcomes.summary(outcomes.scored_rows(tmp_path))
 
 
 def test_intervals_of_success_rates_stay_within_0_and_1(tmp_path: Path) -> None:
@@ -136,7 +137,7 @@ def test_intervals_of_success_rates_stay_within_0_and_1(tmp_path: Path) -> None:
         for step, each in ((0, perfect), (5, scores))
     ]
     (tmp_path / log.METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    summary = lifecycle.summary(lifecycle.scored_rows(tmp_path))
+    summary = outcomes.summary(outcomes.scored_rows(tmp_path))
     assert summary["return"]["best"]["per_seed"].tolist() == [1.0, 0.75, 1.0]
     assert summary["return"]["last"]["ci95"][1] > 1  # Student's
     low, high = summary["success"]["last"]["ci95"]
@@ -147,7 +148,7 @@ def test_a_result_has_the_interquartile_mean_over_seeds(tmp_path: Path) -> None:
     """Of four seeds the middle two count, which is not their mean: first_run.md tells users to find it there."""
     with log.open_run(tmp_path, {}, tensorboard=False) as record:
         record.write(1, {"eval/return": np.array([[0.0, 2.0], [2.0, 4.0], [4.0, 6.0], [100.0, 300.0]])})
-    last = lifecycle.summary(lifecycle.scored_rows(tmp_path))["return"]["last"]
+    last = outcomes.summary(outcomes.scored_rows(tmp_path))["return"]["last"]
     assert (last["mean"], last["iqm"]) == (52.25, 4.0)  # of 1, 3, 5 and 200
 
 
@@ -156,14 +157,14 @@ def test_tasks_that_take_turns_count_alike(tmp_path: Path) -> None:
     success = np.tile([1.0, 1.0, 0.0, 0.0, 0.0], 3)
     with log.open_run(tmp_path, {}, tensorboard=False) as record:
         record.write(1, {"eval/success": np.stack([success, success])})
-    (scores,) = lifecycle.summary(lifecycle.scored_rows(tmp_path), task_episodes=3).values()
+    (scores,) = outcomes.summary(outcomes.scored_rows(tmp_path), task_episodes=3).values()
     assert scores["selected"]["per_seed"].tolist() == pytest.approx([0.4, 0.4])
 
 
 def test_variants_are_no_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Curves, scores and intervals of runs that train together are apart; also of one that is read again."""
-    drawn, draw = [], lifecycle.plot.learning_curve
-    monkeypatch.setattr(lifecycle.plot, "learning_curve", lambda *args, **more: drawn.append((args, more)))
+    drawn, draw = [], outcomes.plot.learning_curve
+    monkeypatch.setattr(outcomes.plot, "learning_curve", lambda *args, **more: drawn.append((args, more)))
     this = run(tmp_path, variants=({"rate": 0.5}, {"rate": 2.0}), tensorboard=True, title="toy")
     result = learn(this)
     assert "scores" not in result
@@ -238,7 +239,7 @@ def test_a_stop_of_any_process_stops_this_one(tmp_path: Path, monkeypatch: pytes
     """All hosts leave after the same epoch: nobody asked this one."""
 
     def another_is_asked(step: int) -> None:
-        monkeypatch.setattr(lifecycle.multihost_utils, "process_allgather", lambda x: np.array([x, True]))
+        monkeypatch.setattr(multihost_utils, "process_allgather", lambda x: np.array([x, True]))
 
     with pytest.raises(train.Interrupted, match="stopped at update 1;"):
         learn(run(tmp_path), each=another_is_asked)
@@ -303,34 +304,97 @@ def test_what_is_only_about_a_run_may_change(whole: Path) -> None:
 
 
 def test_results_without_checkpoints_are_in_the_way(tmp_path: Path) -> None:
-    (tmp_path / log.RESULT).write_text("{}")
+    learn(run(tmp_path))
+    shutil.rmtree(tmp_path / run_folder.CHECKPOINTS)
     with pytest.raises(
         checkpoint.CheckpointError, match="a finished run without its checkpoints: choose another"
     ):
         lifecycle.begin(run(tmp_path), {"state": np.zeros(3)})
 
 
+@pytest.mark.parametrize("overwrite", [False, True])
 @pytest.mark.parametrize(
-    "name, text, overwrite",
+    ("name", "text"),
     [
-        (log.CONFIG, '{"theme": "dark"}', False),
-        (log.CONFIG, '{"theme": "dark"}', True),
-        (log.CONFIG, "not JSON", True),
-        (lifecycle.CURVE, "a picture", False),
-        (log.RESULT, '{"claims": []}', True),
+        (log.CONFIG, '{"theme": "dark"}'),
+        (log.CONFIG, "not JSON"),
+        (log.METRICS, '{"epoch": 1}'),
+        (log.RESULT, '{"claims": []}'),
+        (run_folder.CURVE, "a picture"),
+        ("events.out.tfevents.1.host", "of another program"),
+        (f"{run_folder.CHECKPOINTS}/model.pt", "weights"),
+        (f"{run_folder.CHECKPOINTS}/5/card.json", "another program's, which counts its checkpoints, too"),
+        ("ranking.json", "a leaf of this run alone"),
     ],
 )
 def test_files_of_something_else_are_not_replaced(
     name: str, text: str, overwrite: bool, tmp_path: Path
 ) -> None:
+    if name.endswith("card.json") and not overwrite:
+        pytest.skip("a run that goes on reads the card, and refuses it")
+    this = run(tmp_path, overwrite=overwrite, leaves=("ranking.json",))
     (tmp_path / "page.md").write_text("a page")  # is in no run's way
-    lifecycle.begin(run(tmp_path, overwrite=overwrite), {"state": np.zeros(3)})
+    lifecycle.begin(this, {"state": np.zeros(3)})
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).write_text(text)
     with pytest.raises(
-        checkpoint.CheckpointError, match=rf"something else \({name}\): give another --workdir"
+        checkpoint.CheckpointError,
+        match=rf"something else \({name.partition('/')[0]}\): give another --workdir, or remove them if they are of",
     ):
-        learn(run(tmp_path, overwrite=overwrite))
+        learn(this)
     assert (tmp_path / name).read_text() == text
+
+
+@pytest.mark.parametrize("name", ["wandb/run-1/files.yaml", "wandb-notes.txt", "wandb_id.txt"])
+def test_files_of_weights_and_biases_are_in_no_runs_way(name: str, tmp_path: Path) -> None:
+    """A run that dies as it logs in leaves them without a config.json, and those of no run are kept."""
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_text("mine")
+    learn(run(tmp_path, overwrite=True))
+    assert (tmp_path / name).read_text() == "mine"
+    assert json.loads((tmp_path / log.RESULT).read_text())["updates"] == TOTAL
+
+
+@pytest.mark.parametrize("logged", [False, True])
+def test_overwrite_removes_the_files_of_weights_and_biases_where_the_run_logged_there(
+    logged: bool, tmp_path: Path
+) -> None:
+    learn(run(tmp_path))
+    names = ["wandb/run-1/files.yaml", *["wandb_id.txt", "wandb_step.txt"] * logged]
+    for name in (*names, "wandb-notes.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x")
+    learn(run(tmp_path, overwrite=True))
+    assert (tmp_path / "wandb").exists() != logged and (tmp_path / "wandb-notes.txt").exists()
+    assert not list(tmp_path.glob("wandb_*"))
+
+
+def test_a_sweeps_marks_and_an_empty_folder_of_checkpoints_are_in_no_runs_way(tmp_path: Path) -> None:
+    """A sweep claims a folder, and may mark it before a run in it has a config.json."""
+    folder, disk = tmp_path / "run", tmp_path / "disk"
+    folder.mkdir()
+    disk.mkdir()
+    for name in (run_folder.OVERWRITE, locks.LOCK, ".claim"):
+        (folder / name).touch()
+    (folder / run_folder.CHECKPOINTS).symlink_to(disk)  # made before the run, for lack of room
+    assert learn(run(folder, overwrite=True))["updates"] == TOTAL
+    assert list(disk.iterdir()) and not (folder / run_folder.OVERWRITE).exists()
+
+
+def test_a_process_that_dies_as_it_removes_an_earlier_run_leaves_the_rest_to_be_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without its config.json the rest would be files of something else."""
+    learn(run(tmp_path))
+
+    def die(*_: Any) -> None:
+        raise OSError("killed")
+
+    monkeypatch.setattr(run_folder.shutil, "rmtree", die)
+    with pytest.raises(OSError, match="killed"):
+        learn(run(tmp_path, overwrite=True))
+    monkeypatch.undo()
+    assert learn(run(tmp_path, 2, overwrite=True))["updates"] == 2
 
 
 def test_overwrite_removes_only_what_runs_leave_and_only_when_it_begins(tmp_path: Path) -> None:
@@ -343,7 +407,7 @@ def test_overwrite_removes_only_what_runs_leave_and_only_when_it_begins(tmp_path
     assert files(tmp_path) == before  # everything else can still go wrong
     learn(again)
     assert [row["step"] for row in log.read(tmp_path)] == [1, 2]
-    assert sorted(path.name for path in (tmp_path / lifecycle.CHECKPOINTS).iterdir()) == ["1", "2"]
+    assert sorted(path.name for path in (tmp_path / run_folder.CHECKPOINTS).iterdir()) == ["1", "2"]
     assert json.loads((tmp_path / log.RESULT).read_text())["agent"] == "other"
     assert not (tmp_path / "actors").exists() and not list(tmp_path.glob("events.out.tfevents.*"))
     assert (tmp_path / "notes.txt").read_text() == "mine"
@@ -364,7 +428,7 @@ def test_overwrite_removes_nothing_where_nobody_is_logged_in_to_what_it_logs_to(
         ValueError, match="--wandb: No API key configured; run `wandb login`, or set WANDB_MODE"
     ):
         learn(run(tmp_path, overwrite=True, wandb=True))
-    after, lock = files(tmp_path), str(tmp_path / lifecycle.LOCK)
+    after, lock = files(tmp_path), str(tmp_path / locks.LOCK)
     assert after.pop(lock) and before.pop(lock) and after == before
 
 
@@ -372,11 +436,11 @@ def test_overwrite_removes_a_link_and_not_what_it_points_to(tmp_path: Path) -> N
     """Checkpoints may lie on another disk, or be those of another run."""
     folder, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
     learn(run(folder))
-    (folder / lifecycle.CHECKPOINTS).rename(elsewhere)
-    (folder / lifecycle.CHECKPOINTS).symlink_to(elsewhere)
+    (folder / run_folder.CHECKPOINTS).rename(elsewhere)
+    (folder / run_folder.CHECKPOINTS).symlink_to(elsewhere)
     before = files(elsewhere)
     learn(run(folder, 2, overwrite=True))
-    assert checkpoint.steps(folder / lifecycle.CHECKPOINTS) == (2, 1) and files(elsewhere) == before
+    assert checkpoint.steps(folder / run_folder.CHECKPOINTS) == (2, 1) and files(elsewhere) == before
 
 
 def test_two_processes_cannot_have_a_folder_open(whole: Path, tmp_path: Path) -> None:
@@ -391,7 +455,7 @@ def test_two_processes_cannot_have_a_folder_open(whole: Path, tmp_path: Path) ->
         ):
             pytest.fail("it was opened")
         assert (tmp_path / log.METRICS).exists()  # nothing was overwritten
-    assert lifecycle.holder(tmp_path) is None
+    assert locks.holder(tmp_path) is None
     learn(run(tmp_path))
     assert_same(whole, tmp_path)
 
@@ -404,7 +468,7 @@ def test_a_run_that_another_process_went_on_with_in_between_is_left_alone(
     learn(run(tmp_path))
     for late in (first, first._replace(step=5, checkpoints=(5, 4))):
         with (
-            pytest.raises(lifecycle.InUse, match="another process went on"),
+            pytest.raises(locks.InUse, match="another process went on"),
             lifecycle.session(run(tmp_path), late),
         ):
             pytest.fail("it was opened")
@@ -416,7 +480,7 @@ def test_processes_that_mean_different_runs_are_refused(
 ) -> None:
     """With other flags or other data they would train a mixture, which is stored as the run of the first."""
     others = np.array([0, 0, 1], np.uint32)
-    monkeypatch.setattr(lifecycle.multihost_utils, "process_allgather", lambda x: x + others)
+    monkeypatch.setattr(multihost_utils, "process_allgather", lambda x: x + others)
     with pytest.raises(
         ValueError, match=r"processes \[2\] of this run have other settings or other data than"
     ):
@@ -431,7 +495,7 @@ def test_what_processes_must_agree_on(tmp_path: Path, monkeypatch: pytest.Monkey
         digests.append(int(x))
         return np.array([x, x])
 
-    monkeypatch.setattr(lifecycle.multihost_utils, "process_allgather", gather)
+    monkeypatch.setattr(multihost_utils, "process_allgather", gather)
     this = run(tmp_path, alike={"held_out": 0})
     for other in (
         this,
@@ -452,7 +516,7 @@ def test_a_result_that_another_process_cannot_see_yet_is_there(
     """All go by what the first says: one that trained alone would wait for the others for ever."""
     shutil.copytree(whole, tmp_path / "run")
     (tmp_path / "run" / log.RESULT).unlink()
-    monkeypatch.setattr(lifecycle.multihost_utils, "broadcast_one_to_all", lambda x: np.array(True))
+    monkeypatch.setattr(multihost_utils, "broadcast_one_to_all", lambda x: np.array(True))
     start = lifecycle.begin(run(tmp_path / "run"), {"state": np.zeros(3)})
     assert start.result == {"folder": str(tmp_path / "run")}
 
@@ -461,9 +525,9 @@ def test_what_the_first_process_cannot_open_no_process_waits_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start = lifecycle.begin(run(tmp_path), {"state": np.zeros(3)})
-    monkeypatch.setattr(lifecycle.multihost_utils, "process_allgather", lambda x: np.array([True, x]))
+    monkeypatch.setattr(multihost_utils, "process_allgather", lambda x: np.array([True, x]))
     with (
-        pytest.raises(lifecycle.InUse, match="the first process could not"),
+        pytest.raises(locks.InUse, match="the first process could not"),
         lifecycle.session(run(tmp_path), start),
     ):
         pytest.fail("it was opened")
@@ -473,25 +537,59 @@ def test_a_folder_that_is_open_is_refused_before_it_is_read(tmp_path: Path) -> N
     this = run(tmp_path)
     with (
         lifecycle.session(this, lifecycle.begin(this, {"state": np.zeros(3)})),
-        pytest.raises(lifecycle.InUse, match="is in use by process"),
+        pytest.raises(locks.InUse, match="is in use by process"),
     ):
         lifecycle.begin(this, {"state": np.zeros(3)})
+
+
+def test_what_is_prepared_is_prepared_once(tmp_path: Path) -> None:
+    """While a model is fitted, for hours perhaps, the folder is held: the same command elsewhere is refused."""
+    this = run(tmp_path)
+    start = lifecycle.begin(this, {"state": np.zeros(3)})
+
+    def prepare() -> str:
+        assert signal.getsignal(signal.SIGINT) is usual  # Ctrl-C ends it at once
+        with pytest.raises(locks.InUse, match="is in use by process"), lifecycle.session(this, start):
+            pytest.fail("it was opened")
+        assert not (tmp_path / log.CONFIG).exists()
+        return "a model"
+
+    usual = signal.getsignal(signal.SIGINT)
+    with lifecycle.session(this, start, prepare) as session:
+        assert session.prepared == "a model" and signal.getsignal(signal.SIGINT) is not usual
+    with lifecycle.session(this, start) as session:
+        assert session.prepared is None
+
+
+def test_a_preparation_that_fails_leaves_an_earlier_run(tmp_path: Path) -> None:
+    learn(run(tmp_path))
+    before, again = files(tmp_path), run(tmp_path, overwrite=True)
+    start = lifecycle.begin(again, {"state": np.zeros(3)})
+
+    def fail() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), lifecycle.session(again, start, fail):
+        pytest.fail("it was opened")
+    after, lock = files(tmp_path), str(tmp_path / locks.LOCK)
+    assert after.pop(lock) and before.pop(lock) and after == before
+    assert locks.holder(tmp_path) is None
 
 
 def test_a_process_that_asks_who_has_a_folder_keeps_no_run_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It holds a lock itself, for a moment; a status beside a sweep made a worker leave a program that was free."""
-    with open(tmp_path / lifecycle.LOCK, "a+") as asking:
+    with open(tmp_path / locks.LOCK, "a+") as asking:
         fcntl.flock(asking, fcntl.LOCK_SH)
-        monkeypatch.setattr(lifecycle.time, "sleep", lambda _: fcntl.flock(asking, fcntl.LOCK_UN))
+        monkeypatch.setattr(locks.time, "sleep", lambda _: fcntl.flock(asking, fcntl.LOCK_UN))
         with lifecycle.session(run(tmp_path), lifecycle.begin(run(tmp_path), {"state": np.zeros(3)})):
-            assert (lifecycle.holder(tmp_path) or "").startswith(f"process {os.getpid()} on ")
+            assert (locks.holder(tmp_path) or "").startswith(f"process {os.getpid()} on ")
 
 
 def test_a_folder_of_nobody_has_a_remedy() -> None:
     with pytest.raises(ValueError, match="no home folder is known for '~nouser-here'; give the whole path"):
-        lifecycle.folder("~nouser-here/run", "task", "label")
+        run_folder.folder("~nouser-here/run", "task", "label")
 
 
 def test_a_folder_that_cannot_be_written_has_a_remedy(tmp_path: Path) -> None:
@@ -544,7 +642,7 @@ def test_a_damaged_config_is_named_with_the_remedy(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_says_what_it_was_made_with(whole: Path) -> None:
-    saved = checkpoint.read(whole / lifecycle.CHECKPOINTS)[0]["card"]["versions"]
+    saved = checkpoint.read(whole / run_folder.CHECKPOINTS)[0]["card"]["versions"]
     assert {
         "python",
         "jax",
@@ -562,8 +660,8 @@ def test_a_resume_under_other_versions_warns_once_and_goes_on(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     learn(run(tmp_path, 3))
-    now = lifecycle.versions()
-    monkeypatch.setattr(lifecycle, "versions", lambda: now | {"jax": "0.1", "device": "H100"})
+    now = run_folder.versions()
+    monkeypatch.setattr(run_folder, "versions", lambda: now | {"jax": "0.1", "device": "H100"})
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         learn(run(tmp_path))
@@ -592,13 +690,13 @@ def test_another_model_of_cpu_is_warned_of_and_older_cards_do_not_name_one(
     machine["cpu"] = "Intel Xeon"
     (message,) = warned(3)
     assert message.endswith("differ: cpu: 'AMD EPYC' in the checkpoint, 'Intel Xeon' in this run")
-    (path,) = tmp_path.glob(f"{lifecycle.CHECKPOINTS}/3/card.json")
+    (path,) = tmp_path.glob(f"{run_folder.CHECKPOINTS}/3/card.json")
     record = json.loads(path.read_text())
     del record["card"]["versions"]["cpu"]
     path.write_text(json.dumps(record))
     assert not warned(4)
     machine |= {"backend": "gpu", "device": "H100"}
-    assert "cpu" not in lifecycle.versions()
+    assert "cpu" not in run_folder.versions()
 
 
 def test_a_session_counts_time_over_interruptions(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import functools
 import io
 import json
 import math
@@ -263,6 +264,39 @@ def test_commit_is_that_of_the_checkout(tmp_path: Path, monkeypatch):
     assert log.commit() == git("rev-parse", "HEAD")
     file.write_text("changed")
     assert log.commit() == git("rev-parse", "HEAD") + "-dirty"
+
+
+def test_a_loaded_module_that_git_does_not_track_is_part_of_no_commit(tmp_path: Path, monkeypatch) -> None:
+    """It was called clean, and the commit alone made nothing of what ran; files that nothing loads do not count."""
+    if shutil.which("git") is None:
+        pytest.skip("no git")
+    package = tmp_path / "rl"
+    package.mkdir()
+    (package / "log.py").write_text("")
+    (tmp_path / ".gitignore").write_text("ignored.py\n")
+    identity = ["-c", "user.name=n", "-c", "user.email=e", "-c", "commit.gpgsign=false"]
+    for arguments in (["init"], ["add", "."], ["commit", "-m", "m"]):
+        subprocess.run(["git", "-C", str(tmp_path), *identity, *arguments], check=True, capture_output=True)
+    names = ("mine.py", "ignored.py", "env/lib/python3.11/site-packages/installed.py")
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    monkeypatch.setattr(log, "__file__", str(package / "log.py"))
+    monkeypatch.setattr(log, "_first_checkout", functools.cache(log._checkout))
+    clean = log.commit()
+    assert re.fullmatch("[0-9a-f]{40}", clean or "") and log.loaded_commit() == clean
+
+    def load(name: str) -> None:
+        module = types.ModuleType(Path(name).stem)
+        module.__file__ = str(tmp_path / name)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+
+    load("rl/log.py")
+    load(names[1])
+    load(names[2])
+    assert log.commit() == log.loaded_commit() == clean
+    load(names[0])  # as --agent=mine does, long after a script has started
+    assert log.commit() == log.loaded_commit() == f"{clean}-dirty"
 
 
 def test_result_is_replaced_whole(tmp_path: Path, monkeypatch):

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from experiments import online as script
-from rl import acting, agents, buffers, checkpoint, envs, interaction, keys, lifecycle, log, on_device, train
+from rl import acting, agents, buffers, checkpoint, envs, interaction, keys, log, on_device, run_folder, train
 from rl.envs import functional
 from rl.envs.functional import Outcome, World
 from rl.envs.stream import Stream
@@ -391,7 +391,7 @@ def test_a_run_of_the_script_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     for folder, steps in (("whole", 240), ("parts", 120), ("parts", 240)):
         script.run(dataclasses.replace(chosen, steps=steps, workdir=str(tmp_path / folder)), config)
     whole, parts = (
-        (tmp_path / x, checkpoint.read(tmp_path / x / lifecycle.CHECKPOINTS)) for x in ("whole", "parts")
+        (tmp_path / x, checkpoint.read(tmp_path / x / run_folder.CHECKPOINTS)) for x in ("whole", "parts")
     )
     assert whole[1] and parts[1]
     for name in whole[1][1].keys() - {"seconds"}:

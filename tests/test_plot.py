@@ -11,6 +11,7 @@ import pytest
 from scipy import stats
 
 from rl import plot, statistics
+from rl.plot import style
 
 STEPS = np.array([0, 100, 200, 300])
 SCORES = np.array([[1.0, 2.0, 4.0], [2.0, 3.0, 7.0], [5.0, 5.5, 9.0], [6.0, 8.0, 9.5]])
@@ -20,13 +21,13 @@ SCORES = np.array([[1.0, 2.0, 4.0], [2.0, 3.0, 7.0], [5.0, 5.5, 9.0], [6.0, 8.0,
 def figures(monkeypatch) -> list:
     """Figures as they were saved."""
     saved = []
-    real = plot._save
+    real = style.save
 
     def save(figure, path) -> None:
         saved.append(figure)
         real(figure, path)
 
-    monkeypatch.setattr(plot, "_save", save)
+    monkeypatch.setattr(style, "save", save)
     return saved
 
 
@@ -160,6 +161,25 @@ def test_errors_have_a_logarithmic_axis_where_bands_end(tmp_path: Path, figures:
     axes = figures[0].axes[0]
     assert axes.get_yscale() == "log"
     np.testing.assert_allclose(axes.get_ylim(), [0.8, 1.25 * 9.5])
+
+
+def test_a_logarithmic_axis_has_room_for_references(tmp_path: Path, figures: list):
+    runs, references = {"iql": (STEPS, SCORES)}, {"published": 0.02, "untrained": 50.0, "none": 0.0}
+    plot.learning_curve(tmp_path / "a.png", runs, "error", references=references, logarithmic=True)
+    np.testing.assert_allclose(figures[0].axes[0].get_ylim(), [0.8 * 0.02, 1.25 * 50])
+
+
+def test_where_nothing_is_positive_the_axis_is_linear(tmp_path: Path, figures: list):
+    """It has no logarithm; the least of no values raised, and errors that are all 0 had no picture."""
+    for number, scores in enumerate((np.zeros((4, 2)), -SCORES, np.full((4, 2), np.nan))):
+        plot.learning_curve(
+            tmp_path / f"{number}.png",
+            {"iql": (STEPS, scores)},
+            "error",
+            references={"published": 0.5},
+            logarithmic=True,
+        )
+    assert [figure.axes[0].get_yscale() for figure in figures] == ["linear"] * 3
 
 
 def test_a_score_that_is_not_finite_is_a_gap(tmp_path: Path, figures: list):

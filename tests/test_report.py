@@ -30,7 +30,7 @@ from experiments import (
     report_tuning,
     studies,
 )
-from rl import agents, data, lifecycle, log, model_based, selection, statistics
+from rl import agents, data, log, model_based, outcomes, selection, statistics
 from sweeps import layout, records
 from sweeps.layout import Program
 
@@ -75,7 +75,7 @@ def leave(place: Path, scores: np.ndarray, finished: bool = True, **said: Any) -
         scored = {
             "updates": 20,
             "wall_seconds": 1.0,
-            "scores": lifecycle.summary(lifecycle.scored_rows(place)),
+            "scores": outcomes.summary(outcomes.scored_rows(place)),
         }
         log.result(place, scored | said)
 
@@ -438,7 +438,7 @@ def test_seeds_of_several_runs_are_pooled_and_those_of_one_program_kept_apart(tm
         both = np.concatenate([SCORES[i, 0], SCORES[i, 1]], 1)  # of two expectiles
         leave(place, both)
         halves = [
-            {"parameters": {}, "scores": lifecycle.summary(lifecycle.scored_rows(place), half, 2)}
+            {"parameters": {}, "scores": outcomes.summary(outcomes.scored_rows(place), half, 2)}
             for half in (0, 1)
         ]
         log.result(place, {"updates": 20, "wall_seconds": 1.0, "variants": halves})
@@ -495,7 +495,7 @@ def test_runs_of_a_program_that_diverged_are_missing_only_if_they_are(
     log.write_json(place / records.DIVERGED, {})
     for i, states in enumerate((["diverged", "expectile=0.9"], ["done", ""])):  # the first run, then both
         leave(place / f"{i:03d}", SCORES[0, i])
-        alone = {"parameters": {}, "scores": lifecycle.summary(lifecycle.scored_rows(place / f"{i:03d}"))}
+        alone = {"parameters": {}, "scores": outcomes.summary(outcomes.scored_rows(place / f"{i:03d}"))}
         log.result(place / f"{i:03d}", {"updates": 20, "wall_seconds": 1.0, "variants": [alone]})
         result = report.run([plan], str(tmp_path / "out"))
         assert result["programs"][0]["state"] == states[0] and len(result["cells"]) == i + 1
@@ -719,7 +719,7 @@ def test_a_sweep_says_what_one_gets_who_can_try_k_settings(
     for folder in (place, other):
         leave(folder, scores.reshape(2, 12, EPISODES), finished=False)
         variants = [
-            {"parameters": {"t": i}, "scores": lifecycle.summary(lifecycle.scored_rows(folder), i, 4)}
+            {"parameters": {"t": i}, "scores": outcomes.summary(outcomes.scored_rows(folder), i, 4)}
             for i in range(4)
         ]
         log.result(folder, {"updates": 20, "wall_seconds": 1.0, "variants": variants})

@@ -30,7 +30,7 @@ import yaml
 from absl import flags as absl_flags
 
 from experiments import common, flags, goals, offline, presets, report
-from rl import checkpoint, data, lifecycle, log, train
+from rl import checkpoint, data, lifecycle, locks, log, outcomes, run_folder, train
 from sweeps import files, layout, records, scripts, training
 from sweeps import run as sweeps
 from sweeps.layout import Program, Sweep
@@ -84,7 +84,7 @@ def test_run_cap_is_the_most_runs() -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_a_file_asks_for_runs_that_its_program_can_do(path: Path) -> None:
     sweep = files.read(str(path))
-    assert sweep["metric"]["name"].removeprefix("eval/") in lifecycle.SCORES
+    assert sweep["metric"]["name"].removeprefix("eval/") in outcomes.SCORES
     assert sweep["metric"]["goal"] in ("maximize", "minimize")
     runs = runs_of(sweep, count=20)
     assert runs
@@ -537,9 +537,9 @@ def test_a_run_that_diverges_takes_only_itself_down(tmp_path: Path, monkeypatch:
     def fake(settings: offline.Settings, config: Any, sweep: dict[str, list[float]]) -> None:
         rates, place = sweep["learning_rate"], Path(settings.workdir)
         trained.append(rates)
-        with lifecycle.alone(place):
+        with locks.alone(place):
             if settings.overwrite:  # as a session begins
-                (place / lifecycle.OVERWRITE).unlink()
+                (place / run_folder.OVERWRITE).unlink()
             states.append(records.state(program, tmp_path).name)
             if any(rate in broken for rate in rates):
                 raise train.Diverged("q not finite at update 3")
@@ -563,7 +563,7 @@ def test_a_run_that_diverges_takes_only_itself_down(tmp_path: Path, monkeypatch:
     assert [row.get("score") for row in earlier] == [row.get("score") for row in rows]
     assert not records.ended(program, tmp_path, "eval/return", math.inf)
     broken.clear()
-    with lifecycle.alone(tmp_path / "001"), pytest.raises(lifecycle.InUse, match="001 is in use by process"):
+    with locks.alone(tmp_path / "001"), pytest.raises(locks.InUse, match="001 is in use by process"):
         training.attempt(program, tmp_path, "eval/return")
     assert len(records.failures(training.attempt(program, tmp_path, "eval/return"))) == 0
     assert trained[4:] == [[1e9]] and records.state(program, tmp_path) == records.State("done", 4, 4, 6.0)
@@ -867,7 +867,7 @@ def count_in_place_of_training(
             return session.finish()
 
     monkeypatch.setattr(offline, "run", fake)
-    monkeypatch.setattr(lifecycle, "draw", lambda run: None)
+    monkeypatch.setattr(outcomes, "draw", lambda run: None)
     return seeds
 
 
@@ -1161,7 +1161,7 @@ def test_what_another_process_has_open_is_left_to_it(
     taken = common.run(chosen, config, chosen.updates, task="count", identity=("seed",), card={"sweep": {}})
     stored = lambda: json.loads((tmp_path / "sweep.json").read_text())["runs"]
     with lifecycle.session(taken, lifecycle.Start({}, 0, 0.0, False, None)) as other:
-        assert lifecycle.holder(first) and not lifecycle.holder(second)
+        assert locks.holder(first) and not locks.holder(second)
         assert status_of(file, tmp_path, capsys)[0] == "2 programs: 1 running, 1 waiting"
         start(file, f"--workdir={tmp_path}")
         assert [row["parameters"]["seed"] for row in stored()] == [1]
@@ -1265,7 +1265,7 @@ def test_the_time_of_a_run_is_of_the_session_that_trained(
     (tmp_path / log.METRICS).write_text("".join(f'{{"step": {step}}}\n' for step in range(0, last + 1, 10)))
     written = resumed[-1][1] + 5 if resumed else 1000
     os.utime(tmp_path / log.METRICS, (written, written))
-    saved = tmp_path / lifecycle.CHECKPOINTS / "100"
+    saved = tmp_path / run_folder.CHECKPOINTS / "100"
     saved.mkdir(parents=True)
     os.utime(saved, (1000, 1000))
     assert records._seconds(tmp_path) == pytest.approx(seconds)

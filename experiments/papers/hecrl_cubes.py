@@ -39,7 +39,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments import checks, common, goals, studies
-from rl import checkpoint, lifecycle, plot, shard, statistics
+from rl import checkpoint, plot, run_folder, shard, statistics
 from rl.agents import hecrl
 from rl.data import recipes
 from rl.envs import entities
@@ -264,7 +264,7 @@ def trained(settings: Settings, path: str, head: str, kind: str) -> Trained:
     task, mesh = goals.problem(chosen, config, [config]), shard.mesh(1, 1)
     population, run_keys = goals.learners(chosen, config, {}, task, mesh)
     like = jax.eval_shape(population.init, run_keys, goals.example(chosen, config, task.trajectories))
-    stored = checkpoint.read(Path(result["folder"]) / lifecycle.CHECKPOINTS)
+    stored = checkpoint.read(Path(result["folder"]) / run_folder.CHECKPOINTS)
     assert stored is not None  # the run has ended
     leaves = [jnp.asarray(stored[1][name]) for name in checkpoint.named({"state": like})]
     return Trained(task, chosen, config, jax.tree.unflatten(jax.tree.structure(like), leaves))

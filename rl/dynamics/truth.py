@@ -9,7 +9,6 @@ either way; and the contact solver starts cold at every step.
 
 from __future__ import annotations
 
-import os
 import re
 import threading
 from typing import Any
@@ -19,6 +18,7 @@ import numpy as np
 
 from rl.dynamics.base import Dynamics, true
 from rl.envs import distractors
+from rl.machine import usable_cores
 from rl.types import Array
 
 ROBOTS = ("halfcheetah", "hopper", "walker2d")
@@ -52,7 +52,7 @@ def of(environment: str, threads: int = 0) -> Dynamics:
             f"there are no true dynamics for {environment!r}: its state cannot be read off its observations, or nobody "
             f"has written how. There are some for Pendulum-v1, CartPoleSwingUp-v0, {', '.join(ROBOTS)}"
         )
-    simulator = _Simulator(environment, threads or os.cpu_count() or 1)
+    simulator = _Simulator(environment, threads or usable_cores())
 
     def transit(observation: Array, action: Array) -> tuple[Array, Array]:
         shape = jax.ShapeDtypeStruct((*observation.shape[:-1], observation.shape[-1] + 1), np.float32)

@@ -26,6 +26,7 @@ import numpy as np
 from rl import nest
 from rl.envs import registry
 from rl.envs import snapshot as snapshots
+from rl.machine import usable_cores
 
 if TYPE_CHECKING:
     from rl.types import Spec
@@ -156,7 +157,7 @@ def vector(name: str, count: int, processes: int | None = None) -> Vector:
     if registry.is_functional(name):
         processes = 0  # they are JAX, which no worker holds
     if processes is None:
-        processes = _cores()
+        processes = usable_cores()
     if processes < 0:
         raise ValueError(f"processes must be 0 (in this process) or more, got {processes}")
     return Vector(name, count, min(processes, count))
@@ -353,10 +354,6 @@ def _picture(env: gymnasium.Env, of_goal: bool) -> np.ndarray | str:
 def _close(parts: list[_Here | _Worker]) -> None:
     for part in parts:
         part.close()
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _import_path() -> str:

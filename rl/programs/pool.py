@@ -35,6 +35,7 @@ from types import MappingProxyType
 from typing import Any
 
 from rl import log
+from rl.machine import usable_cores
 from rl.programs import kernel
 from rl.programs.problems import Problem, asks_for_a_class, check
 from rl.programs.verdicts import UNTESTABLE, Limits, Verdict
@@ -101,7 +102,7 @@ class Pool:
             raise IsolationError(f"programs are judged on Linux only, not on {sys.platform}")
         if isolation not in (None, "none", *_ISOLATIONS):
             raise ValueError(f"isolation must be one of {', '.join(_ISOLATIONS)} or none, got {isolation!r}")
-        count = len(os.sched_getaffinity(0)) if workers is None else workers
+        count = usable_cores() if workers is None else workers
         if count < 1:
             raise ValueError(f"workers must be at least 1, got {count}")
         first = _strongest(isolation, limits)

@@ -18,7 +18,7 @@ results up to rounding. No agent, file or logger is known here. Language models 
 from __future__ import annotations
 
 from rl.shard.batches import data_parallel, over_mesh, sharded_sampler
-from rl.shard.hosts import initialize, is_loss, is_main
+from rl.shard.hosts import any_process, from_first_process, initialize, is_loss, is_main, unlike_first
 from rl.shard.language import (
     fetch_language,
     init_language,
@@ -30,8 +30,10 @@ from rl.shard.language import (
 from rl.shard.placement import gather, grid, mesh, place, place_keys, place_split, place_state
 
 __all__ = [
+    "any_process",
     "data_parallel",
     "fetch_language",
+    "from_first_process",
     "gather",
     "grid",
     "init_language",
@@ -49,4 +51,5 @@ __all__ = [
     "place_split",
     "place_state",
     "sharded_sampler",
+    "unlike_first",
 ]

@@ -1,19 +1,22 @@
-"""The processes of one run: how they find each other, and which one writes."""
+"""The processes of one run: how they find each other, which one writes, and what they agree on."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
 import itertools
+import json
 import os
 import re
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 from jax.experimental import multihost_utils
 
 # How launchers that `jax.distributed` can read say that they started several processes.
@@ -166,3 +169,21 @@ def _number(variable: str) -> int:
 def is_main() -> bool:
     """True in the one process that writes logs and result files."""
     return jax.process_index() == 0
+
+
+def any_process(value: bool) -> bool:
+    """Whether it is so on any host, so that all leave after the same epoch; all must call it."""
+    return bool(np.any(multihost_utils.process_allgather(np.asarray(value))))
+
+
+def from_first_process(value: bool) -> bool:
+    """What the first process says, where others may see something else in a shared folder; all must call it."""
+    return bool(multihost_utils.broadcast_one_to_all(np.asarray(value)))
+
+
+def unlike_first(value: Any) -> list[int]:
+    """The processes whose ``value``, of JSON, is not that of the first; all must call it."""
+    digest = zlib.crc32(json.dumps(value, sort_keys=True, default=str).encode())
+    digests = multihost_utils.process_allgather(np.uint32(digest))
+    others: list[int] = np.flatnonzero(digests != digests.flat[0]).tolist()
+    return others

@@ -18,6 +18,7 @@ from rl.data import download
 from rl.data.files import expanded
 from rl.data.recipes import pool, storage
 from rl.data.recipes.pool import Chunk
+from rl.machine import usable_cores
 
 
 class Plan(Protocol):
@@ -89,7 +90,7 @@ def run(plan: Plan, folder: Path, *, processes: int | None, overwrite: bool, pro
     with _work_folder(plan, folder, versions, overwrite) as work:
         try:
             started = time.perf_counter()
-            new_rows = _simulate_all(plan, work, processes or _cores(), progress)
+            new_rows = _simulate_all(plan, work, processes or usable_cores(), progress)
             seconds = time.perf_counter() - started
             _publish(plan, work, files, versions, new_rows, seconds)
         except (OSError, pool.WorkerError) as error:
@@ -103,10 +104,6 @@ def run(plan: Plan, folder: Path, *, processes: int | None, overwrite: bool, pro
 def read_card(path: Path) -> dict[str, Any]:
     """Return the card beside the training file ``path``, empty if there is none."""
     return _read_json(path.with_suffix(".json"))
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _versions(plan: Plan) -> dict[str, str]:

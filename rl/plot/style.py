@@ -1,0 +1,84 @@
+"""What all pictures have in common: colours, axes and panels, the legend of lines, and how a PNG is written."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rl.log import replacing
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito (2008), "Color universal design": told apart with any colour vision. Yellow is left out (too pale
+# for lines); line styles start to differ where colours repeat.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+STYLES = ("-", "--", "-.", ":")
+INK = "#333333"
+RATE = (-0.03, 1.03)  # the axis of success rates, so that figures compare; 0 and 1 are inside
+MARKED = 8  # the most points of a line that are marked
+_WIDTHS = (4.2, 1.8)  # of the first and the last of several curves: where they coincide, each still shows
+_OVERLAP = "widths only keep lines\nthat overlap visible"
+
+
+def single(size: tuple[float, float]) -> tuple[Figure, Axes]:
+    """One pair of axes alone, with larger numbers than those of several."""
+    figure, (axes,) = panels(1, 1, size, ticks=11)
+    return figure, axes
+
+
+def panels(count: int, columns: int, size: tuple[float, float], ticks: int = 10) -> tuple[Figure, list[Axes]]:
+    """``count`` axes of ``size`` each, row by row; the last row may have fewer than ``columns``.
+
+    Args:
+        count: how many.
+        columns: how many in a row.
+        size: of each, in inches.
+        ticks: the size of the numbers beside them.
+    """
+    from matplotlib.figure import Figure
+
+    rows = -(-count // columns)
+    figure = Figure(figsize=(size[0] * columns, size[1] * rows), dpi=150, layout="constrained")
+    every = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axes in every[count:]:
+        axes.remove()
+    for axes in every[:count]:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.set_axisbelow(True)
+        axes.tick_params(labelsize=ticks, color=INK, labelcolor=INK)
+    return figure, every[:count]
+
+
+def widths(count: int) -> np.ndarray:
+    """Of this many lines, in the order that they are drawn."""
+    return np.linspace(*_WIDTHS, count) if count > 1 else np.array([2.2])
+
+
+def suptitle(figure: Figure, title: str) -> None:
+    """A title above all panels, which have titles of their own."""
+    if title:
+        figure.suptitle(f"{title}\n", fontsize=13, x=0.01, ha="left", linespacing=0.5)
+
+
+def legend(axes: Axes, note: str, count: int) -> None:
+    """The legend of this many lines, whose widths would look like emphasis."""
+    axes.legend(
+        title="\n".join(filter(None, [note, _OVERLAP * (count > 1)])),
+        title_fontsize=9,
+        alignment="left",
+        fontsize=11,
+        frameon=False,
+        loc="upper left",
+        bbox_to_anchor=(1.01, 1),
+        borderaxespad=0,
+    )
+
+
+def save(figure: Figure, path: str | os.PathLike[str]) -> None:
+    """Writes the figure as a PNG, whole or not at all."""
+    with replacing(path) as partial:
+        figure.savefig(partial, format="png")
