@@ -1086,6 +1086,7 @@ def test_the_next_action_matters_only_to_rebrac_and_where_it_was_logged(case: Ca
 
 
 @pytest.mark.parametrize("agent", ["td3", "td3_bc"])
+@pytest.mark.slow
 def test_td3s_policy_asks_the_first_critic_alone(agent: str) -> None:
     """And no other is computed for it: 0 times what is not finite there would be in the gradient."""
     learner = agents.get(agent).make(

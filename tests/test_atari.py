@@ -56,6 +56,7 @@ def test_the_console_sticks_to_its_action_and_games_end_by_the_clock() -> None:
     assert envs.spec(envs.make(PONG)) == Spec((84, 84, 4), 6, True)
 
 
+@pytest.mark.slow
 def test_a_game_goes_on_from_its_snapshot() -> None:
     with Stream(PONG, [(1,)], 0) as running, Stream(PONG, [(1,)], 0) as other:
         rng = np.random.default_rng(0)

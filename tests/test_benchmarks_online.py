@@ -81,6 +81,7 @@ def test_every_loop_is_measured(tmp_path: Path) -> None:
 
 
 @pytest.mark.command
+@pytest.mark.slow
 def test_every_loop_in_jax_is_measured_and_compared(tmp_path: Path) -> None:
     settings = on_device.Settings(
         environments="jax/Pendulum-v1",

@@ -444,6 +444,7 @@ checkpoint.save(sys.argv[1], step + 1, tree, {})
 """
 
 
+@pytest.mark.slow
 def test_one_device_to_eight_and_back(folder: Path):
     tree = {
         "w": jax.random.normal(jax.random.key(0), (16, 3)),

@@ -127,6 +127,7 @@ def test_the_environment_decides_the_task(tmp_path):
     assert loaded.source == "OGBench layout: mine.npz"
 
 
+@pytest.mark.slow
 def test_pixels_stay_bytes_and_are_rewarded_without_a_renderer(tmp_path):
     pytest.importorskip("ogbench")
     images = np.random.default_rng(0).integers(0, 256, (30, 8, 8, 3), np.uint8)

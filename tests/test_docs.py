@@ -187,6 +187,7 @@ def messages() -> list[str]:
     return strings
 
 
+@pytest.mark.slow
 def test_troubleshooting_quotes_messages_that_exist() -> None:
     """Somebody who meets one searches the page for its words."""
     page = (ROOT / "docs/troubleshooting.md").read_text()

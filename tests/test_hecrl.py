@@ -340,6 +340,7 @@ def test_updates_of_its_networks_keep_every_shape_and_type() -> None:
     assert all((x.shape, x.dtype) == ((), jnp.float32) for x in metrics.values()) and "clipped" in metrics
 
 
+@pytest.mark.slow
 def test_it_acts_among_more_entities_than_in_training_but_not_than_ids() -> None:
     """Traced, not compiled."""
     width = FEATURES + 4

@@ -437,6 +437,7 @@ def test_ilql_losses_equal_the_plain_form() -> None:
         ilql.make(dataclasses.replace(QUICK, backup="td"), lm, value_head)
 
 
+@pytest.mark.slow
 def test_targets_beyond_the_support_are_counted() -> None:
     """Of B-Coder's V, which must make up for advantages below 0, and of ILQL's Q: `clipped` by hand."""
     batch, lm, learners = data(), language_model(), {}
@@ -471,6 +472,7 @@ def test_targets_beyond_the_support_are_counted() -> None:
     assert clipped["bcoder 0.5"] == pytest.approx((np.abs(above) > 0.5).mean())
 
 
+@pytest.mark.slow
 def test_terms_that_are_off_leave_their_parameters() -> None:
     config = dataclasses.replace(QUICK, bc_weight=0.0, cql_weight=0.0, weight_decay=0.1)
     learner = ilql.make(config, language_model(), head("scalar"))
@@ -501,6 +503,7 @@ def without_trunk(vocabulary: int = 5) -> LM:
     return LM(Config(vocabulary, 512, shape), init, features, logits, None, None, None)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_ilqls_value_loss_moves_the_trunk() -> None:
     """After one step for each of two expectiles, which no other loss knows."""
 
@@ -516,6 +519,7 @@ def test_ilqls_value_loss_moves_the_trunk() -> None:
     assert moved(*after(jax.random.key(0))) == {"trunk", "v"}
 
 
+@pytest.mark.slow
 def test_sarsa_leaves_out_the_last_action_of_an_episode_that_was_cut() -> None:
     """Nobody knows what it would have continued with: its reward makes no difference."""
     lm, every = without_trunk(), data()
@@ -600,6 +604,7 @@ def first_steps(configs: list[Any], batch: TokenBatch) -> list[tuple[State, Stat
     return jax.device_get(run(jax.random.key(0)))
 
 
+@pytest.mark.slow
 def test_weights_decay_as_the_settings_say_and_the_residual_does_not() -> None:
     """Without any gradient: V_r is the difference of two heads of which one learns, and must stay 0."""
     idle = data()._replace(is_action=np.zeros_like(data().is_action))

@@ -253,6 +253,7 @@ def test_temperature_sharpens() -> None:
         assert np.asarray(drawn).mean() == pytest.approx(1 / (1 + np.exp(-1 / temperature)), abs=0.03)
 
 
+@pytest.mark.slow
 def test_steering_adds_the_advantage_to_the_log_policy() -> None:
     lm, params = build("llama")
     other = build("gpt2")[1]

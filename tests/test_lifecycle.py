@@ -673,6 +673,7 @@ def test_a_resume_under_other_versions_warns_once_and_goes_on(
     assert learn(run(tmp_path))["updates"] == 6  # it is now of these
 
 
+@pytest.mark.slow
 def test_another_model_of_cpu_is_warned_of_and_older_cards_do_not_name_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

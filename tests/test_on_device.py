@@ -107,6 +107,7 @@ def close(one: Any, other: Any) -> None:
 
 
 @pytest.mark.parametrize("rhythm", [(2, 1), (1, 4)])
+@pytest.mark.slow
 def test_it_does_what_the_loop_on_the_host_does(rhythm: tuple[int, int]) -> None:
     """Rows, updates, actions, metrics and episodes, before learning and after."""
     host, device = trainer("host", rhythm), trainer("device", rhythm)
@@ -123,6 +124,7 @@ def test_it_does_what_the_loop_on_the_host_does(rhythm: tuple[int, int]) -> None
         np.testing.assert_allclose(metrics[name], expected[name], rtol=1e-4, err_msg=name)
 
 
+@pytest.mark.slow
 def test_however_it_is_cut_into_calls_it_is_the_same_run() -> None:
     whole, parts = trainer("device", (1, 4)), trainer("device", (1, 4))
     whole.start()

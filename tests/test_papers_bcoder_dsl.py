@@ -151,6 +151,7 @@ def test_the_papers_ladder_has_verdicts() -> None:
 
 
 @pytest.mark.parametrize("operator", ["conservative", "max"])
+@pytest.mark.slow
 def test_random_weights_know_the_model_by_its_choices_alone(operator: str, problems: list[Problem]) -> None:
     """The frozen model, which a conservative operator asks, is the model; all else is as if there were none."""
     shape = study.Shape(8, 1, 2, 2, 4, 8)

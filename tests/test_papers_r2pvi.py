@@ -173,6 +173,7 @@ SEARCHED = [  # published, or printed by their code to three decimals
 
 
 @pytest.mark.parametrize(("objective", "least", "expected"), SEARCHED)
+@pytest.mark.slow
 def test_put_rows_of_the_searched_agents_are_those_of_nelder_mead(
     objective: Callable, least: float, expected: tuple[float, ...]
 ) -> None:

@@ -68,6 +68,7 @@ def test_frames_depend_on_the_seed_alone(renderer: None) -> None:
     assert (states[0] != states[1]).any()  # without a seed, episodes are random
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_its_snapshot_in_another_process(renderer: None) -> None:
     seeds = [(1,), (2,)]
     with Stream(PENDULUM, seeds, 1) as running, Stream(PENDULUM, seeds, 0) as other:

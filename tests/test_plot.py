@@ -102,6 +102,7 @@ def test_shares_have_the_axis_from_0_to_1(tmp_path: Path, figures: list):
     assert band.min() >= 0 and band.max() <= 1
 
 
+@pytest.mark.slow
 def test_many_panels_are_drawn_in_rows_and_without_intervals_if_asked(tmp_path: Path, figures: list):
     panels = {f"task {i}": {"iql": ([1, 2], [[0.0, 1.0]] * 2)} for i in range(5)}
     plot.learning_curves(tmp_path / "a.png", panels, rate=True, columns=3, intervals=False)

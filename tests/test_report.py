@@ -280,6 +280,7 @@ def test_published_numbers_are_of_agents_and_tasks_that_there_are() -> None:
             assert any(fnmatch.fnmatch(name, pattern) for name in versions for pattern in patterns)
 
 
+@pytest.mark.slow
 def test_it_says_what_is_missing_and_works_with_the_rest(finished: Any, tmp_path: Path) -> None:
     file, where, programs = finished
     places = list(programs)

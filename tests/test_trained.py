@@ -178,6 +178,7 @@ def test_estimates_of_a_finished_run_are_those_of_its_training(
             trained.estimates(asked)
 
 
+@pytest.mark.slow
 def test_a_log_without_the_largest_integer_actions_trains_what_can_be_played(tmp_path: Path) -> None:
     """Of 5 actions 2 were logged. A run that began with these, and does not say so, goes on with them."""
     spaces = {"observation_space": Box(-1, 1, (8,)), "action_space": Discrete(5)}

@@ -92,6 +92,7 @@ def test_attention_and_its_gradient_are_those_of_the_plain_formula(
 
 
 @pytest.mark.parametrize("what", ["training", "prefill"])
+@pytest.mark.slow
 def test_memory_is_linear_in_the_length(what: str) -> None:
     """Temporary bytes of one training step of the trunk, and of reading a prompt, as the compiler counts them."""
     trunk = transformer.trunk(SMALL)
