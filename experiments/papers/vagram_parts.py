@@ -611,123 +611,104 @@ FIRST = 0.05  # share of the updates in which plain error is added, VaGraM's fir
 FEWER = TORQUES[::2]  # that the value looks at, as many times as there are updates
 
 
-class Learned(NamedTuple):
-    """A model and a value that are learned from each other, each with the moments of its optimiser."""
-
-    model: tuple[Params, Any]
-    value: tuple[Value, Any]
-    slow: Value  # that targets of the value continue with
-
-
-# (learned, data, observations [..., O], torques [..., 1]) -> next observations [..., O]
-Foresee = Callable[[Learned, Data, Array, Array], Array]
-
-
 def changing(settings: Settings, loss: str, work: studies.Work) -> dict[str, Any]:
     """Model and value learned from each other, `PIECES` times in between [PIECES, S] what they are worth.
 
-    See `worth` for what that is. For the loss `TRUE` the model is the world.
+    ``return``: of greedy control with this model and this value; ``bias`` and ``spread``: mean and standard deviation
+    of how far the value is above the grid's, over held-out states; ``task_error``: of the model. For the loss `TRUE`
+    the model is the world.
     """
     name, width = CHANGING
     exact = loss == TRUE
     loss = "mse" if exact else loss
     world = prepared(settings, name)
-    table, valued, config = solved(settings.grid).value, world.valued, model_config(width, loss)
-    (size,) = world.world.SPEC.observation_shape
+    table, valued = solved(settings.grid).value, world.valued
+    config, updates = model_config(width, loss), settings.changing_updates
     optimiser, value_optimiser = (
         optimisers.build(optimisers.Adam(), rate)
         for rate in (settings.learning_rate, settings.changing_learning_rate)
     )
 
-    def values(learned: Learned, observation: Array) -> Array:
+    class Carry(NamedTuple):
+        model: tuple[Params, Any]
+        value: tuple[Value, Any]
+        slow: Value
+        count: Array
+
+    def values(state: Carry, observation: Array) -> Array:
         """The value and its target network, as the paper's code asks critics and target critics."""
-        return jnp.stack([valued.of(one, observation) for one in (learned.value[0], learned.slow)])
+        return jnp.stack([valued.of(one, observation) for one in (state.value[0], state.slow)])
 
     cost = value_aware.make(loss, values, FIXED)
 
-    def foresee(learned: Learned, data: Data, observation: Array, action: Array) -> Array:
+    def foresee(carry: Carry, data: Data, observation: Array, action: Array) -> Array:
         if exact:
             return world.world.step(observation, action)[0]
-        return predict(learned.model[0], data, observation, action)
+        return predict(carry.model[0], data, observation, action)
 
-    def start(key: Key, data: Data) -> tuple[Learned, Array]:
+    def start(key: Key, data: Data) -> Carry:
         keys = jax.random.split(key)
         params, value = start_model(config, world.world, keys[0]), valued.start(keys[1], data)
-        # One key for two purposes: ``fold_in(key, 1)`` is ``keys[1]``. It stays, or the stored results of anisotropic
-        # could not be made again.
-        permutation = value_aware.permutations(jax.random.fold_in(key, 1), size)
-        moments = optimiser.init(params), value_optimiser.init(value.params)
-        return Learned((params, moments[0]), (value, moments[1]), value), permutation
+        return Carry(
+            (params, optimiser.init(params)), (value, value_optimiser.init(value.params)), value, jnp.int32(0)
+        )
 
-    def update(learned: Learned, number: Array, data: Data, permutation: Array, key: Key) -> Learned:
-        keys = jax.random.split(jax.random.fold_in(key, 2 + number), 3)
-        plain = (number < FIRST * settings.changing_updates).astype(jnp.float32)
-        context = value_aware.Context(learned, plain, permutation)
-        if not exact:
-            place = jax.random.randint(keys[0], (settings.batch_size,), 0, len(data.action))
-            batch = annotated(cost, context, rows(data, place))
-            model = model_update(cost, optimiser, learned.model, batch, context, keys[1])
-            learned = learned._replace(model=model)
-        value = follow_model(settings, valued, value_optimiser, foresee, learned, data, keys[2])
-        slow = optax.incremental_update(value[0].params, learned.slow.params, SLOW)
-        return Learned(learned.model, value, learned.slow._replace(params=slow))
+    def follow_model(carry: Carry, data: Data, key: Key) -> tuple[Value, Any]:
+        """An update of the value, from imagined steps."""
+        place = jax.random.randint(key, (settings.batch_size,), 0, len(data.action))
+        observation = data.observation[place]
+        every = jnp.broadcast_to(observation[:, None], (len(place), len(FEWER), observation.shape[-1]))
+        torque = jnp.broadcast_to(jnp.asarray(FEWER, jnp.float32)[:, None], (*every.shape[:-1], 1))
+        imagined = foresee(carry, data, every, torque)
+        reward = pendulum.step(every[..., :TASK], torque)[1]
+        # The largest of noisy values drifts upwards; none is above 0, as no reward is.
+        best = (reward + GAMMA * valued.of(carry.slow, imagined)).max(-1).clip(max=0.0) / UNIT
+        target = heads.scalar_target(valued.head, best)
+        return value_update(valued, value_optimiser, carry.value, observation, target)
+
+    def advance(carry: Carry, data: Data, key: Key) -> Carry:
+        (size,) = world.world.SPEC.observation_shape
+        # One key for two purposes: ``fold_in(key, 1)`` is ``split(key)[1]``, of which the value network starts. It
+        # stays, or the stored results of anisotropic could not be made again.
+        permutation = value_aware.permutations(jax.random.fold_in(key, 1), size)
+
+        def one(carry: Carry, _: None) -> tuple[Carry, None]:
+            keys = jax.random.split(jax.random.fold_in(key, 2 + carry.count), 3)
+            plain = (carry.count < FIRST * updates).astype(jnp.float32)
+            context = value_aware.Context(carry, plain, permutation)
+            if not exact:
+                place = jax.random.randint(keys[0], (settings.batch_size,), 0, len(data.action))
+                batch = annotated(cost, context, rows(data, place))
+                model = model_update(cost, optimiser, carry.model, batch, context, keys[1])
+                carry = carry._replace(model=model)
+            value = follow_model(carry, data, keys[2])
+            slow = optax.incremental_update(value[0].params, carry.slow.params, SLOW)
+            return Carry(carry.model, value, carry.slow._replace(params=slow), carry.count + 1), None
+
+        return jax.lax.scan(one, carry, length=updates // PIECES)[0]
+
+    def measure(carry: Carry, data: Data, test: Data, key: Key) -> dict[str, Array]:
+        of = partial(valued.of, carry.value[0])
+        guess = lambda observation, action, key: foresee(carry, data, observation, action)
+        error = of(test.observation) - grid_value(table, settings.grid, test.observation)
+        off = guess(test.observation, test.action, key) - test.next_observation
+        return {
+            "return": control(world.world, guess, of, key, settings.starts // 4 or 1),
+            "bias": error.mean(),
+            "spread": error.std(),
+            "task_error": jnp.square(off[:, :TASK]).mean(),
+        }
 
     keys, judge_keys = seed_keys(settings, "changing"), seed_keys(settings, "judge")
-    learned, permutation = jax.jit(jax.vmap(start))(keys, world.train)
-    measured = jax.jit(jax.vmap(partial(worth, settings, world, table, foresee)))
-    curves = [
-        capped(measured(now, world.train, world.test, judge_keys))
-        for now in in_pieces(update, learned, settings.changing_updates, work, world.train, permutation, keys)
-    ]
+    carry = jax.jit(jax.vmap(start))(keys, world.train)
+    compiled = jax.jit(jax.vmap(advance), donate_argnums=0)
+    measured = jax.jit(jax.vmap(measure))
+    curves = []
+    for _ in range(PIECES):
+        carry = compiled(carry, world.train, keys)
+        curves.append(capped(measured(carry, world.train, world.test, judge_keys)))
+        work.progress(1)
     return {name: np.stack([curve[name] for curve in curves]) for name in curves[0]}
-
-
-def follow_model(
-    settings: Settings,
-    valued: Valued,
-    optimiser: optax.GradientTransformation,
-    foresee: Foresee,
-    learned: Learned,
-    data: Data,
-    key: Key,
-) -> tuple[Value, Any]:
-    """(value, moments) after an update from imagined steps."""
-    place = jax.random.randint(key, (settings.batch_size,), 0, len(data.action))
-    observation = data.observation[place]
-    every = jnp.broadcast_to(observation[:, None], (len(place), len(FEWER), observation.shape[-1]))
-    torque = jnp.broadcast_to(jnp.asarray(FEWER, jnp.float32)[:, None], (*every.shape[:-1], 1))
-    imagined = foresee(learned, data, every, torque)
-    reward = pendulum.step(every[..., :TASK], torque)[1]
-    # The largest of noisy values drifts upwards; none is above 0, as no reward is.
-    best = (reward + GAMMA * valued.of(learned.slow, imagined)).max(-1).clip(max=0.0) / UNIT
-    return value_update(valued, optimiser, learned.value, observation, heads.scalar_target(valued.head, best))
-
-
-def worth(
-    settings: Settings,
-    known: Known,
-    table: Array,
-    foresee: Foresee,
-    learned: Learned,
-    data: Data,
-    test: Data,
-    key: Key,
-) -> dict[str, Array]:
-    """What a model and a value are worth that were learned from each other; ``table`` has the grid's values.
-
-    ``return``: of greedy control with both; ``bias`` and ``spread``: mean and standard deviation of how far the value
-    is above the grid's, over held-out states; ``task_error``: of the model.
-    """
-    of = partial(known.valued.of, learned.value[0])
-    guess = lambda observation, action, key: foresee(learned, data, observation, action)
-    error = of(test.observation) - grid_value(table, settings.grid, test.observation)
-    off = guess(test.observation, test.action, key) - test.next_observation
-    return {
-        "return": control(known.world, guess, of, key, settings.starts // 4 or 1),
-        "bias": error.mean(),
-        "spread": error.std(),
-        "task_error": jnp.square(off[:, :TASK]).mean(),
-    }
 
 
 # ---- toy -----------------------------------------------------------------------------------------------------------
