@@ -173,7 +173,7 @@ def make_loop(settings: Settings, config: Any, spec: Spec, rule: Rule) -> mbpo.L
     if asks and learner.critics is None:
         raise ValueError(
             f"--model_loss={settings.model_loss} asks the agent's critics for values, and --agent={settings.agent} "
-            "has none: choose another agent, sac say, or --model_loss=mle or mse"
+            f"has none: choose another agent, sac say, or --model_loss={' or '.join(value_aware.VALUE_FREE)}"
         )
     loss = value_aware.make(
         settings.model_loss, value_aware.of_learner(learner) if asks else None, settings.loss

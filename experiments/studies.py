@@ -321,6 +321,23 @@ def train_cells(
     return result
 
 
+def undiverged(result: Mapping[str, Any]) -> dict[str, Any]:
+    """The result without the rows of runs that diverged: nothing is compared with these, or claimed of them.
+
+    All seeds of a run share a program. Where one diverges all stop, and none has a score at the end.
+    """
+    return {**result, "rows": [row for row in result["rows"] if not row.get("diverged")]}
+
+
+def about_diverged(result: Mapping[str, Any]) -> Iterator[str]:
+    """A sentence on runs that diverged, if there are any."""
+    if any(row.get("diverged") for row in result["rows"]):
+        yield (
+            "*Diverged*: one of a run's seeds did, and the others, which share its program, stopped with it. Such a "
+            "run has no score and enters no claim; in figures its last scores go on to the end."
+        )
+
+
 def origin(result: Mapping[str, Any]) -> str:
     """What made a result of `train_rows`, what of it was made by other commands, and what is not yet, in sentences."""
     cores, hours = result["hardware"]["cores"], result["wall_seconds"] / 3600

@@ -39,7 +39,9 @@ def curve(
 ) -> tuple[np.ndarray, np.ndarray]:
     """What a run logged of its evaluations: when they are due [T], and their means over episodes [T, S].
 
-    Of a run that diverged the last evaluation stands for those that it did not reach, and ``before`` if there is none.
+    Of a run that diverged the last evaluation stands for those that it did not reach, and ``before`` if there is none:
+    to be drawn, for its seeds share a program, and those that did not diverge stopped, too. What is judged leaves such
+    a run out (`experiments.studies.undiverged`).
     """
     end = settings.steps if hasattr(settings, "steps") else settings.updates
     due = np.arange(settings.eval_every, end + 1, settings.eval_every)

@@ -118,6 +118,18 @@ def test_data_are_steps_of_the_world_and_distractors_those_of_episodes() -> None
     )
 
 
+def test_what_is_no_number_is_the_worst_that_it_can_be() -> None:
+    """Of errors the largest, of what is better the larger it is the smallest."""
+    nothing, large = np.array([np.nan, 0.5]), np.array([np.inf, -np.inf])
+    names = ("value_error", "spread", "return", "true_return", "cosine")
+    outcome = parts.capped({**dict.fromkeys(names, nothing), "task_error": large})
+    worst = {name: values[0] for name, values in outcome.items()}
+    assert worst == {
+        "value_error": 1e6, "spread": 1e6, "return": -1e6, "true_return": -1e6, "cosine": -1, "task_error": 1e6
+    }  # fmt: skip
+    assert all(outcome[name][1] == 0.5 for name in names) and outcome["task_error"][1] == -1e6
+
+
 # ---- the toy -------------------------------------------------------------------------------------------------------
 
 

@@ -61,7 +61,7 @@ def result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: None) -> dict
 def test_the_whole_study_without_training(
     result: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All runs are planned, trained once each, scored, judged and reported; one that diverges keeps its last score."""
+    """All runs are planned, trained once each, scored, judged and reported; one that diverges has no score."""
     # With three kinds, three models and five losses, and two without a model; Hopper with two kinds and one model.
     assert len(TRAINED) == 3 * (3 * 5 + 2) + 2 * (5 + 2) == result["planned"]
     rows = paper.table(result)
@@ -69,14 +69,16 @@ def test_the_whole_study_without_training(
     np.testing.assert_allclose(alone["area"]["each"], 45 + np.arange(5))
     random = rows[paper.Run("hopper", "official", "3x64", "anisotropic")]
     assert random["diverged"] and random["curve"]["score"].shape == (20, 2)
-    np.testing.assert_allclose(random["area"]["each"], [30, 31])
     report = (tmp_path / "out" / studies.REPORT).read_text()
     assert "| 2x16 | `mse` | 62.0 ± 2.0 (62.0) | 32.0 ± 2.0 (32.0) | 62.0 ± 2.0 (62.0) |" in report
-    assert "| 3x64 | `anisotropic` | 60.5 ± 6.4 (60.5) (diverged) | 30.5" in report
+    assert "| 3x64 | `anisotropic` | diverged | diverged |" in report
+    assert "3x64, anisotropic diverged: the dynamics model diverged" in report
+    assert "*Diverged*: one of a run's seeds did" in report
+    assert not any("anisotropic" in claim["claim"] for claim in result["claims"])
     assert "| - | `sac` | 27.0 ± 2.0 (27.0) |" in report
     # Two small models of the pendulum and one of Hopper, against three losses.
     assert f"| {paper.QUESTIONS['capacity']} | 9 | 0 | 0 |" in report
-    for question in ("noise", "control", "parity", "efficiency"):
+    for question in ("noise", "parity", "efficiency"):
         assert f"| {paper.QUESTIONS[question]} |" in report
     assert "--env=Hopper-v5+distractors10" in report
     figures = {path.name for path in (tmp_path / "out").glob("*.png")}
@@ -101,6 +103,20 @@ def verdicts(scores: dict[tuple[str, str, str], list[float]]) -> dict[str, str]:
         row["claim"].replace("pendulum, ", ""): marks[row["verdict"]]
         for row in studies.judged(paper.claims(outcome))
     }
+
+
+def test_a_run_that_diverged_enters_no_claim_and_has_no_interval() -> None:
+    """Its seeds share a program: where one diverges the others stop, and their last scores are none of an end."""
+    runs = [paper.Run("pendulum", "official", "3x64", method) for method in ("vagram", "mse")]
+    rows = [
+        {**run._asdict(), **paper.outcome(np.arange(2), np.array([[50.0, 60.0]] * 2) - 10 * number, "")}
+        for number, run in enumerate(runs)
+    ]
+    result = {"settings": {"parts": "pendulum"}, "rows": rows}
+    assert len(list(paper.claims(result))) == 1 and paper.area_last(rows[1]).startswith("45.0")
+    rows[1]["diverged"] = "the dynamics model diverged"
+    assert list(paper.claims(result)) == [] and paper.area_last(rows[1]) == "diverged"
+    assert "".join(studies.about_diverged(result)) and not list(studies.about_diverged({"rows": rows[:1]}))
 
 
 def test_nothing_is_claimed_before_both_sides_are_there() -> None:
@@ -227,14 +243,14 @@ def test_wrong_settings_are_refused_before_anything_is_made(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_run_that_diverges_before_its_first_evaluation_scores_as_random_actions(tmp_path: Path) -> None:
+def test_a_run_that_diverges_before_its_first_evaluation_is_drawn_as_random_actions(tmp_path: Path) -> None:
     def diverging(chosen: Any, config: Any) -> None:
         raise train.Diverged("critic_loss is not finite")
 
     chosen = paper.training(paper.Settings(), paper.Run("hopper", "none", "3x64", "mle"))[1]
     work = studies.Work(tmp_path / "run", lambda steps: None)
     scores = paper.trained(diverging, chosen, None, (0.0, 1.0), work)
-    assert scores["diverged"] and scores["area"]["each"].tolist() == [0, 0]
+    assert scores["diverged"] and not scores["curve"]["score"].any()
 
 
 @pytest.mark.long

@@ -420,8 +420,11 @@ def groups(tiers: Sequence[str]) -> dict[str, list[str]]:
 def mean(
     result: Mapping[str, Any], setting: str, tasks: Sequence[str], agent: str, which: str
 ) -> np.ndarray | None:
-    """An agent's last or best score, its mean over tasks, one per seed [S]; None before all of them are there."""
-    rows = table(result)
+    """An agent's last or best score, its mean over tasks, one per seed [S].
+
+    None before all of them are there, and where one diverged.
+    """
+    rows = table(studies.undiverged(result))
     runs = [Run(setting, task, agent) for task in tasks]
     if not all(run in rows for run in runs):
         return None
@@ -460,7 +463,7 @@ def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
     for setting in SETTINGS:
         for other in ("bc", "iql"):
             yield from more_than(result, setting, [DOOR], other, "door", OURS)
-    changed = {run.change: row["last"]["each"] for run, row in ablated(result).items()}
+    changed = last_of_changes(result)
     for change in (change for change in changed if change != FULL and FULL in changed):
         full, without = published_change(change)
         yield studies.Claim(
@@ -515,6 +518,11 @@ def ablated(result: Mapping[str, Any]) -> dict[Run, Mapping[str, Any]]:
     return of_tier if requested else {}
 
 
+def last_of_changes(result: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """{change: last scores [S]} of `ablated`, of runs that did not diverge."""
+    return {run.change: row["last"]["each"] for run, row in ablated(studies.undiverged(result)).items()}
+
+
 def published_change(change: str) -> tuple[float, float]:
     """The published score of the full agent and of a changed one, on the same tiers."""
     if change not in ABLATIONS:
@@ -543,7 +551,7 @@ class Order(NamedTuple):
 
 def orders(result: Mapping[str, Any]) -> Iterator[Order]:
     """Changes to be ranked among themselves, those groups that were run; the full agent only as a temperature."""
-    of_change = {run.change: row["last"]["each"] for run, row in ablated(result).items()}
+    of_change = last_of_changes(result)
     structure = [change for change in ABLATIONS if change != FULL and "trunk" not in change]
     trunks = [change for change in ABLATIONS if "trunk" in change]
     for name, group in (
@@ -590,6 +598,7 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
     )
     yield from result["skipped"]
     yield from studies.other_data(result)
+    yield from studies.about_diverged(result)
     yield from fault(result)
     for setting in settings_of(result):
         yield f"## {setting.capitalize()}: last (best)"
@@ -696,7 +705,7 @@ def tiers_table(result: Mapping[str, Any], setting: str) -> str:
     for agent in result["settings"]["agents"].split(","):
         row = [by_run.get(Run(setting, tier, agent)) for tier in tiers]
         over_tiers = {which: mean(result, setting, tiers, agent, which) for which in ("last", "best")}
-        cells = [*row, over_tiers if all(row) else None]
+        cells = [*row, over_tiers if over_tiers["last"] is not None else None]
         if any(row):
             rows.append(
                 (f"`{agent}`", *("{} ({})".format(*last_best(cell)) if cell else "-" for cell in cells))
@@ -709,13 +718,11 @@ def tiers_table(result: Mapping[str, Any], setting: str) -> str:
 
 def changes_table(result: Mapping[str, Any]) -> str:
     """Ablations and temperatures of ARSQ beside the full agent."""
-    of_change = {run.change: row for run, row in ablated(result).items()}
-    rows = []
-    for change, row in of_change.items():
+    scores, rows = last_of_changes(result), []
+    for change, row in ((run.change, row) for run, row in ablated(result).items()):
         gain = "-"
-        if change != FULL and FULL in of_change:
-            each = row["last"]["each"] - of_change[FULL]["last"]["each"]
-            gain = studies.difference(statistics.summary(each), ".1f")
+        if change != FULL and {change, FULL} <= scores.keys():
+            gain = studies.difference(statistics.summary(scores[change] - scores[FULL]), ".1f")
         rows.append((change, *last_best(row), gain, published_change(change)[1]))
     return studies.table(("ARSQ", "last", "best", "last, difference with full", "published"), rows)
 
@@ -740,8 +747,9 @@ def label(change: str) -> str:
 
 def last_best(row: Mapping[str, Any]) -> tuple[str, str]:
     """Last score with half of its interval, and best score, of a row of the result or of scores [S]."""
-    last = studies.plus_minus(row["last"], ".1f") + (" (diverged)" if row.get("diverged") else "")
-    return last, f"{studies.band(row['best'])[0]:.1f}"
+    if row.get("diverged"):
+        return "diverged", "-"
+    return studies.plus_minus(row["last"], ".1f"), f"{studies.band(row['best'])[0]:.1f}"
 
 
 def short(tier: str) -> str:
@@ -769,7 +777,7 @@ def draw(folder: Path, result: Mapping[str, Any]) -> None:
             plot.learning_curves(
                 folder / f"{setting}.png", panels, title=setting, xlabel=unit, ylabel="normalised return"
             )
-    scores = {run.change: studies.band(row["last"]) for run, row in ablated(result).items()}
+    scores = {change: studies.band(each) for change, each in last_of_changes(result).items()}
     if bars := {change: score for change, score in scores.items() if change in ABLATIONS}:
         title = f"ARSQ, {result['settings']['ablation_tier']}"
         plot.bars(

@@ -190,11 +190,11 @@ Cell = tuple[str, str, int]  # agent, head, chunk
 
 
 def scores(result: Mapping[str, Any]) -> dict[str, dict[Cell, np.ndarray]]:
-    """{dataset: {cell: success in per cent, one per seed [S]}} of what is finished."""
-    success: dict[str, dict[Cell, np.ndarray]] = {}
-    for row in result["rows"]:
+    """{dataset: {cell: success in per cent, one per seed [S]}} of what is finished and did not diverge."""
+    success: dict[str, dict[Cell, np.ndarray]] = {row["dataset"]: {} for row in result["rows"]}
+    for row in studies.undiverged(result)["rows"]:
         cell = row["agent"], row["head"], int(row["chunk"])
-        success.setdefault(row["dataset"], {})[cell] = 100 * np.asarray(row["success"])
+        success[row["dataset"]][cell] = 100 * np.asarray(row["success"])
     return success
 
 
@@ -287,6 +287,7 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
         yield from most_clipped(result, dataset)
         iql, fql = anchors(dataset)
         yield f"Published, single actions and scalar heads: IQL {iql / 100}, FQL {fql / 100} (FQL's table)."
+    yield from studies.about_diverged(result)
     yield "Against updates: one figure for each dataset, with a panel for each agent and length of chunks."
 
 
@@ -302,8 +303,8 @@ def success_table(result: Mapping[str, Any], dataset: str) -> str:
 
     def text(cell: Cell) -> str:
         if cell not in ours:
-            return "-"
-        return studies.between(ours[cell] / 100, rate=True) + (" (diverged)" if cell in diverged else "")
+            return "diverged" if cell in diverged else "-"
+        return studies.between(ours[cell] / 100, rate=True)
 
     rows = [
         (f"`{agent}`", head, *(text((agent, head, n)) for n in several))

@@ -161,10 +161,10 @@ def trained(chosen: goals.Settings, config: Any, work: studies.Work) -> dict[str
 
 
 def scores(result: Mapping[str, Any]) -> dict[str, dict[str, np.ndarray]]:
-    """{dataset: {agent: success in per cent, one per seed [S]}} of what is finished."""
-    success: dict[str, dict[str, np.ndarray]] = {}
-    for row in result["rows"]:
-        success.setdefault(row["dataset"], {})[row["agent"]] = 100 * np.asarray(row["success"]["each"])
+    """{dataset: {agent: success in per cent, one per seed [S]}} of what is finished and did not diverge."""
+    success: dict[str, dict[str, np.ndarray]] = {row["dataset"]: {} for row in result["rows"]}
+    for row in studies.undiverged(result)["rows"]:
+        success[row["dataset"]][row["agent"]] = 100 * np.asarray(row["success"]["each"])
     return success
 
 
@@ -225,6 +225,7 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
     yield from studies.other_data(result)
     yield "## Success"
     yield success_table(result)
+    yield from studies.about_diverged(result)
     yield (
         "*reprinted*: later papers print the same numbers; *transcribed*: read from one transcription of the table. On "
         "cube-single-play HIQL is published as 44 ± 9, too, with expectile 0.9 and inverse temperatures 0.3."
@@ -241,9 +242,7 @@ def success_table(result: Mapping[str, Any]) -> str:
     rows = []
     for dataset, ours in success.items():
         cells = [
-            (_per_cent(ours[name]) + (" (diverged)" if (dataset, name) in diverged else ""))
-            if name in ours
-            else "-"
+            _per_cent(ours[name]) if name in ours else "diverged" if (dataset, name) in diverged else "-"
             for name in names
         ]
         rows.append((dataset, *cells))
@@ -263,7 +262,8 @@ def tasks_table(result: Mapping[str, Any]) -> str:
     """Success of each task, a row per run."""
     rows = []
     for row in result["rows"]:
-        each = (f"{100 * task['mean']:.0f}" for task in row["tasks"].values())
+        tasks = [] if row["diverged"] else row["tasks"].values()
+        each = [f"{100 * task['mean']:.0f}" for task in tasks] or ["diverged"] * 5
         rows.append((row["dataset"], f"`{row['agent']}`", *each))
     return studies.table(("dataset", "agent", *(f"task {i}" for i in range(1, 6))), rows)
 

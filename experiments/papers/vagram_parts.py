@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -36,7 +36,9 @@ TORQUES = np.linspace(-1, 1, 11)
 SPEEDS = 8.0  # largest angular velocity
 TASK = 3  # dimensions of the pendulum's own observation
 UNIT = 50.0  # in which values are learned
-CAP = 1e6  # errors beyond it, or that are no numbers, count as this
+CAP = 1e6  # numbers beyond it count as this, and so do errors that are no numbers
+# What is better the larger it is, and the worst that it can be, in place of what is no number.
+WORST = {"return": -CAP, "true_return": -CAP, "cosine": -1.0}
 
 WORLDS: dict[str, tuple[str, int]] = {
     "no distractors": ("distractors", 0),
@@ -253,6 +255,49 @@ def adam(settings: Settings, updates: int) -> optax.GradientTransformation:
     return optimisers.build(optimisers.Adam("cosine", decay_updates=updates), settings.learning_rate)
 
 
+def value_update(
+    valued: Valued,
+    optimiser: optax.GradientTransformation,
+    carry: tuple[Value, Any],
+    observation: Array,
+    target: Array,
+) -> tuple[Value, Any]:
+    """(value, moments) after an update on a batch of observations [B, O] and targets as the head's loss takes them."""
+    value, moments = carry
+
+    def error(params: Params) -> Array:
+        outputs = valued.outputs(value._replace(params=params), observation)
+        return valued.head.loss(outputs, target).mean()
+
+    steps, moments = optimiser.update(jax.grad(error)(value.params), moments, value.params)
+    return value._replace(params=optax.apply_updates(value.params, steps)), moments
+
+
+def in_pieces(
+    update: Callable[..., Any], carry: Any, updates: int, work: studies.Work, *read: Any
+) -> Iterator[Any]:
+    """Trains all seeds, and gives what is trained after each of `PIECES` equal parts.
+
+    Args:
+      update: (carry, number of the update, ...) -> carry, of one seed.
+      carry: what is trained [S, ...]. Each piece takes its memory from the one before: copy what is to be kept.
+      updates: in all pieces together.
+      work: is told of each piece.
+      read: what the update reads beside [S, ...].
+    """
+    count = updates // PIECES
+
+    def advance(carry: Any, piece: Array, *read: Any) -> Any:
+        one = lambda carry, number: (update(carry, number, *read), None)
+        return jax.lax.scan(one, carry, piece * count + jnp.arange(count))[0]
+
+    compiled = jax.jit(jax.vmap(advance, (0, None, *(0 for _ in read))), donate_argnums=0)
+    for piece in range(PIECES):
+        carry = compiled(carry, jnp.int32(piece), *read)
+        yield carry
+        work.progress(1)
+
+
 class Known(NamedTuple):
     """A world with its value function and data, of all seeds [S, ...]."""
 
@@ -280,21 +325,15 @@ def prepared(settings: Settings, name: str) -> Known:
         test = test._replace(mean=train.mean, deviation=train.deviation)
         start = valued.start(keys[3], train)
 
-        def update(carry: tuple[Params, Any], key: Key) -> tuple[tuple[Params, Any], None]:
-            params, moments = carry
+        def update(carry: tuple[Value, Any], key: Key) -> tuple[tuple[Value, Any], None]:
             observation = uniform(distracting, key, settings.batch_size)
-            target = grid_value(table, settings.grid, observation) / UNIT
-
-            def error(params: Params) -> Array:
-                outputs = valued.outputs(start._replace(params=params), observation)
-                return valued.head.loss(outputs, heads.scalar_target(valued.head, target)).mean()
-
-            steps, moments = optimiser.update(jax.grad(error)(params), moments, params)
-            return (optax.apply_updates(params, steps), moments), None
+            of_grid = grid_value(table, settings.grid, observation) / UNIT
+            target = heads.scalar_target(valued.head, of_grid)
+            return value_update(valued, optimiser, carry, observation, target), None
 
         keys = jax.random.split(keys[4], settings.value_updates)
-        (params, _), _ = jax.lax.scan(update, (start.params, optimiser.init(start.params)), keys)
-        return start._replace(params=params), distracting, train, test
+        (value, _), _ = jax.lax.scan(update, (start, optimiser.init(start.params)), keys)
+        return value, distracting, train, test
 
     value, distracting, train, test = jax.jit(jax.vmap(one))(seed_keys(settings, f"known, {name}"))
     return Known(world, name == WHOLE, valued, value, distracting, train, test)
@@ -378,6 +417,8 @@ def fit(
     keys = seed_keys(settings, "model")  # the same batches for all losses
 
     def begin(state: Any, data: Data, key: Key) -> tuple[value_aware.Context, Data, Any]:
+        # One key for two purposes: `start_model` splits the same key, and ``split(key)[1]`` is ``fold_in(key, 1)``.
+        # It stays, or the stored results of anisotropic could not be made again.
         permutation = value_aware.permutations(jax.random.fold_in(key, 1), size)
         context = value_aware.Context(state, permutation=permutation)
         if loss.annotate is not None:
@@ -385,22 +426,14 @@ def fit(
         params = start_model(config, known.world, key)
         return context, data, (params, optimiser.init(params))
 
-    def advance(carry: Any, piece: Array, context: value_aware.Context, data: Data, key: Key) -> Any:
-        count = settings.updates // PIECES
-
-        def one(carry: Any, number: Array) -> tuple[Any, None]:
-            keys = jax.random.split(jax.random.fold_in(key, 2 + number))
-            batch = rows(data, jax.random.randint(keys[0], (settings.batch_size,), 0, len(data.action)))
-            return model_update(loss, optimiser, carry, batch, context, keys[1], known.whole), None
-
-        return jax.lax.scan(one, carry, piece * count + jnp.arange(count))[0]
+    def update(carry: Any, number: Array, context: value_aware.Context, data: Data, key: Key) -> Any:
+        keys = jax.random.split(jax.random.fold_in(key, 2 + number))
+        batch = rows(data, jax.random.randint(keys[0], (settings.batch_size,), 0, len(data.action)))
+        return model_update(loss, optimiser, carry, batch, context, keys[1], known.whole)
 
     context, data, carry = jax.jit(jax.vmap(begin))(state, known.train, keys)
-    compiled = jax.jit(jax.vmap(advance, (0, None, 0, 0, 0)), donate_argnums=0)
-    for piece in range(PIECES):
-        carry = compiled(carry, jnp.int32(piece), context, data, keys)
-        work.progress(1)
-    return carry[0]
+    *_, (params, _) = in_pieces(update, carry, settings.updates, work, context, data, keys)
+    return params
 
 
 # ---- what a model is worth -----------------------------------------------------------------------------------------
@@ -453,9 +486,9 @@ def judge(known: Known, starts: int) -> Callable[..., dict[str, Array]]:
 
 
 def capped(outcome: Mapping[str, Array]) -> dict[str, np.ndarray]:
-    """Numbers as they are stored: what is none, or is beyond `CAP`, is `CAP`."""
-    bounded = lambda x: np.clip(np.nan_to_num(np.asarray(x, float), nan=CAP), -CAP, CAP)
-    return {name: bounded(x) for name, x in outcome.items()}
+    """Numbers as they are stored: none beyond `CAP`, and the worst possible in place of what is no number."""
+    bounded = lambda x, worst: np.clip(np.nan_to_num(np.asarray(x, float), nan=worst), -CAP, CAP)
+    return {name: bounded(x, WORST.get(name, CAP)) for name, x in outcome.items()}
 
 
 @functools.cache
@@ -467,9 +500,9 @@ def judging(settings: Settings, name: str) -> Callable[..., dict[str, Array]]:
 # ---- pendulum ------------------------------------------------------------------------------------------------------
 
 
-def one_value(known: Known) -> value_aware.Values:
-    """The known value as the only one that a loss asks."""
-    return lambda value, observation: known.valued.of(value, observation)[None]
+def asked(valued: Valued) -> value_aware.Values:
+    """A value function as the only one that a loss asks."""
+    return lambda value, observation: valued.of(value, observation)[None]
 
 
 def known(settings: Settings, name: str, work: studies.Work) -> dict[str, np.ndarray]:
@@ -485,7 +518,7 @@ def known(settings: Settings, name: str, work: studies.Work) -> dict[str, np.nda
     def one(value: Value, data: Data, key: Key) -> dict[str, Array]:
         of = partial(world.valued.of, value)
         error = of(data.observation) - grid_value(table, settings.grid, data.observation)
-        annotation = value_aware.annotate(one_value(world), value, data.next_observation)
+        annotation = value_aware.annotate(asked(world.valued), value, data.next_observation)
         weight = jnp.square(annotation.gradient[:, 0]).mean(0)
         beside = weight[TASK:].mean() if len(weight) > TASK else jnp.zeros(())
         guess = lambda observation, action, key: world.world.step(observation, action, key)[0]
@@ -502,7 +535,7 @@ def known(settings: Settings, name: str, work: studies.Work) -> dict[str, np.nda
 def fixed(settings: Settings, name: str, width: int, loss: str, work: studies.Work) -> dict[str, Any]:
     """What models of that width are worth that a known value helped to fit; see `judge`."""
     world = prepared(settings, name)
-    params = fit(settings, world, loss, width, one_value(world), world.value, work)
+    params = fit(settings, world, loss, width, asked(world.valued), world.value, work)
     return capped(judging(settings, name)(params, world.value, seed_keys(settings, "judge")))
 
 
@@ -548,7 +581,7 @@ def landscape(settings: Settings, work: studies.Work) -> dict[str, Any]:
             distance = jnp.hypot(jnp.minimum(across, 2 - across), speed - here[1])
             shares = {}
             for name in SHAPES:
-                cost = charged(one_value(world), value, name, truth, guesses)
+                cost = charged(asked(world.valued), value, name, truth, guesses)
                 share = cost / jnp.median(cost)
                 shares[name] = share, jnp.where(share < CHEAP, distance, 0.0).max()
             return shares
@@ -629,18 +662,14 @@ def changing(settings: Settings, loss: str, work: studies.Work) -> dict[str, Any
         imagined = foresee(carry, data, every, torque)
         reward = pendulum.step(every[..., :TASK], torque)[1]
         # The largest of noisy values drifts upwards; none is above 0, as no reward is.
-        target = (reward + GAMMA * valued.of(carry.slow, imagined)).max(-1).clip(max=0.0) / UNIT
-        value, moments = carry.value
-
-        def error(params: Params) -> Array:
-            outputs = valued.outputs(value._replace(params=params), observation)
-            return valued.head.loss(outputs, heads.scalar_target(valued.head, target)).mean()
-
-        steps, moments = value_optimiser.update(jax.grad(error)(value.params), moments, value.params)
-        return value._replace(params=optax.apply_updates(value.params, steps)), moments
+        best = (reward + GAMMA * valued.of(carry.slow, imagined)).max(-1).clip(max=0.0) / UNIT
+        target = heads.scalar_target(valued.head, best)
+        return value_update(valued, value_optimiser, carry.value, observation, target)
 
     def advance(carry: Carry, data: Data, key: Key) -> Carry:
         (size,) = world.world.SPEC.observation_shape
+        # One key for two purposes: ``fold_in(key, 1)`` is ``split(key)[1]``, of which the value network starts. It
+        # stays, or the stored results of anisotropic could not be made again.
         permutation = value_aware.permutations(jax.random.fold_in(key, 1), size)
 
         def one(carry: Carry, _: None) -> tuple[Carry, None]:
@@ -713,8 +742,7 @@ def toy(settings: Settings, loss: str, work: studies.Work) -> dict[str, np.ndarr
     """Mean and deviation of the prediction, [PIECES, S] each, from different starts."""
     values = lambda state, observation: toy_value(observation)[None]
     of = value_aware.make(loss, values, value_aware.Settings(normalise=False, clip_quantile=1.0))
-    optimiser = adam(settings, settings.toy_updates)
-    count, size = settings.toy_updates // PIECES, settings.batch_size
+    optimiser, size = adam(settings, settings.toy_updates), settings.batch_size
     keys = seed_keys(settings, "toy")
 
     def start(key: Key) -> tuple[Params, Any]:
@@ -722,33 +750,26 @@ def toy(settings: Settings, loss: str, work: studies.Work) -> dict[str, np.ndarr
         params = {"mean": mean, "log_variance": log_variance - 1.0}
         return params, optimiser.init(params)
 
-    def advance(carry: tuple[Params, Any], piece: Array, key: Key) -> tuple[Params, Any]:
-        def update(carry: tuple[Params, Any], number: Array) -> tuple[tuple[Params, Any], None]:
-            params, moments = carry
-            keys = jax.random.split(jax.random.fold_in(key, number))
-            outcome = jax.random.rademacher(keys[0], (1, size, 1), float)
-            outputs = jnp.concatenate([outcome, jnp.zeros_like(outcome)], -1)  # from state 0; rewards are 0
+    def update(carry: tuple[Params, Any], number: Array, key: Key) -> tuple[Params, Any]:
+        params, moments = carry
+        keys = jax.random.split(jax.random.fold_in(key, number))
+        outcome = jax.random.rademacher(keys[0], (1, size, 1), float)
+        outputs = jnp.concatenate([outcome, jnp.zeros_like(outcome)], -1)  # from state 0; rewards are 0
 
-            def cost(params: Params) -> Array:
-                both = lambda x: jnp.zeros_like(outputs).at[..., 0].set(x)
-                prediction = losses.Prediction(both(params["mean"]), both(params["log_variance"]))
-                context = value_aware.Context(())
-                batch = annotated(of, context, Rows(jnp.zeros((1, size, 0)), outputs, outcome))
-                return of.train(context, prediction, batch, keys[1]).mean()
+        def cost(params: Params) -> Array:
+            both = lambda x: jnp.zeros_like(outputs).at[..., 0].set(x)
+            prediction = losses.Prediction(both(params["mean"]), both(params["log_variance"]))
+            context = value_aware.Context(())
+            batch = annotated(of, context, Rows(jnp.zeros((1, size, 0)), outputs, outcome))
+            return of.train(context, prediction, batch, keys[1]).mean()
 
-            steps, moments = optimiser.update(jax.grad(cost)(params), moments, params)
-            return (optax.apply_updates(params, steps), moments), None
+        steps, moments = optimiser.update(jax.grad(cost)(params), moments, params)
+        return optax.apply_updates(params, steps), moments
 
-        return jax.lax.scan(update, carry, piece * count + jnp.arange(count))[0]
-
-    carry = jax.jit(jax.vmap(start))(keys)
-    compiled = jax.jit(jax.vmap(advance, (0, None, 0)))
     means, deviations = [], []
-    for piece in range(PIECES):
-        carry = compiled(carry, jnp.int32(piece), keys)
-        means.append(carry[0]["mean"])
-        deviations.append(jnp.exp(0.5 * carry[0]["log_variance"]))
-        work.progress(1)
+    for params, _ in in_pieces(update, jax.jit(jax.vmap(start))(keys), settings.toy_updates, work, keys):
+        means.append(np.array(params["mean"]))
+        deviations.append(jnp.exp(0.5 * params["log_variance"]))
     return {"mean": np.stack(means), "deviation": np.stack(deviations)}
 
 
@@ -774,10 +795,12 @@ def of_head(settings: Settings, name: str, noise: float, work: studies.Work) -> 
     valued = make_valued(settings, heads.make(name, low - MARGIN, MARGIN, OUTPUTS))
     optimiser = adam(settings, settings.heads_updates)
 
-    def follow(carry: tuple[Value, Any, Params], distracting: Array, key: Key) -> tuple[Value, Any, Params]:
-        """An update on steps of the optimal policy from uniform states."""
+    def update(
+        carry: tuple[Value, Any, Params], number: Array, distracting: Array, key: Key
+    ) -> tuple[Value, Any, Params]:
+        """On steps of the optimal policy from uniform states."""
         value, moments, slow = carry
-        keys = jax.random.split(key, 3)
+        keys = jax.random.split(jax.random.fold_in(key, number), 3)
         observation = uniform(distracting, keys[0], settings.batch_size)
         index, weight = corners(settings.grid, observation[:, :TASK])
         best = (weight[..., None] * solution.q[index]).sum(-2).argmax(-1)
@@ -790,59 +813,43 @@ def of_head(settings: Settings, name: str, noise: float, work: studies.Work) -> 
             jnp.full_like(reward, GAMMA),
             valued.outputs(value._replace(params=slow), following),
         )
-
-        def error(params: Params) -> Array:
-            outputs = valued.outputs(value._replace(params=params), observation)
-            return valued.head.loss(outputs, target).mean()
-
-        steps, moments = optimiser.update(jax.grad(error)(value.params), moments, value.params)
-        params = optax.apply_updates(value.params, steps)
-        return value._replace(params=params), moments, optax.incremental_update(params, slow, TD_SLOW)
+        value, moments = value_update(valued, optimiser, (value, moments), observation, target)
+        return value, moments, optax.incremental_update(value.params, slow, TD_SLOW)
 
     def start(key: Key, data: Data) -> tuple[Value, Any, Params]:
         value = valued.start(key, data)
         return value, optimiser.init(value.params), value.params
 
-    def advance(carry: Any, piece: Array, distracting: Array, key: Key) -> Any:
-        count = settings.heads_updates // PIECES
-
-        def one(carry: Any, number: Array) -> tuple[Any, None]:
-            return follow(carry, distracting, jax.random.fold_in(key, number)), None
-
-        return jax.lax.scan(one, carry, piece * count + jnp.arange(count))[0]
-
     keys = seed_keys(settings, "heads")
     carry = jax.jit(jax.vmap(start))(keys, world.train)
-    compiled = jax.jit(jax.vmap(advance, (0, None, 0, 0)), donate_argnums=0)
-    for piece in range(PIECES):
-        carry = compiled(carry, jnp.int32(piece), world.pool, keys)
-        work.progress(1)
-    value = carry[0]
-    values = lambda value, observation: valued.of(value, observation)[None]
-
-    def describe(value: Value, data: Data) -> dict[str, Array]:
-        seen = data.observation
-        gradient = value_aware.annotate(values, value, seen).gradient[:, 0]
-        error = valued.of(value, seen) - grid_value(solution.value, settings.grid, seen)
-        true = grid_gradient(solution.value, settings.grid, seen) * UNITS
-        by_head = by_state(seen, gradient) * UNITS
-        norm = jnp.linalg.norm(by_head, axis=-1)
-        cosine = (by_head * true).sum(-1) / jnp.maximum(norm * jnp.linalg.norm(true, axis=-1), 1e-9)
-        weight = jnp.square(gradient).mean(0)
-        return {
-            "rmse": jnp.sqrt(jnp.square(error).mean()),
-            "cosine": cosine.mean(),
-            "spread": jnp.quantile(norm, 0.99) / jnp.median(norm),
-            "weight": weight[TASK:].mean() / weight.max(),
-        }
-
-    described = jax.jit(jax.vmap(describe))(value, world.test)
-    params = fit(settings, world, "vagram", NARROW, values, value, work)
-    worth = judging(settings, MANY)(params, world.value, seed_keys(settings, "judge"))
-    return capped({**described, **worth})
+    *_, (value, *_) = in_pieces(update, carry, settings.heads_updates, work, world.pool, keys)
+    described = jax.jit(jax.vmap(partial(described_by, settings, solution.value, valued)))(value, world.test)
+    params = fit(settings, world, "vagram", NARROW, asked(valued), value, work)
+    judged = judging(settings, MANY)(params, world.value, seed_keys(settings, "judge"))
+    return capped({**described, **judged})
 
 
 UNITS = np.array([np.pi, SPEEDS], np.float32)  # half a turn, and the largest velocity
+
+
+def described_by(
+    settings: Settings, table: Array, valued: Valued, value: Value, data: Data
+) -> dict[str, Array]:
+    """What a value and its gradient are like beside the ``table`` of the grid, over held-out states; see `of_head`."""
+    seen = data.observation
+    gradient = value_aware.annotate(asked(valued), value, seen).gradient[:, 0]
+    error = valued.of(value, seen) - grid_value(table, settings.grid, seen)
+    true = grid_gradient(table, settings.grid, seen) * UNITS
+    by_head = by_state(seen, gradient) * UNITS
+    norm = jnp.linalg.norm(by_head, axis=-1)
+    cosine = (by_head * true).sum(-1) / jnp.maximum(norm * jnp.linalg.norm(true, axis=-1), 1e-9)
+    weight = jnp.square(gradient).mean(0)
+    return {
+        "rmse": jnp.sqrt(jnp.square(error).mean()),
+        "cosine": cosine.mean(),
+        "spread": jnp.quantile(norm, 0.99) / jnp.median(norm),
+        "weight": weight[TASK:].mean() / weight.max(),
+    }
 
 
 def by_state(observation: Array, gradient: Array) -> Array:

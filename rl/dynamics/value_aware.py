@@ -96,7 +96,7 @@ def make(name: str, values: Values | None, settings: Settings = Settings()) -> L
 
     Args:
       name: one of `LOSSES`.
-      values: that are asked; mle and mse need none.
+      values: that are asked; the losses in `VALUE_FREE` need none.
       settings: how.
 
     Raises:
