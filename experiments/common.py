@@ -151,6 +151,8 @@ def problem(
     length = getattr(settings, "chunk", 1)
     spec = chunks.spec(loaded.spec, length)
     ended = ends(loaded)
+    # Heads without a support have one in their runs' cards: it stays as it was, so that earlier runs go on.
+    adversary = adversary and heads.has_support(settings.head)
     of_rewards = {
         gammas: value_bounds(dataset, length, *gammas, ended, adversary)
         for gammas in {discounts(c) for c in configs}

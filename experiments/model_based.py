@@ -163,8 +163,7 @@ def run(settings: Settings, config: Config) -> dict[str, Any]:
             due |= number == settings.epochs
             scores = episodes(carry.learner, number) if due and episodes else {}
             session.write(step, scores, report)
-            if config.real < 1:
-                model_based.check_rollouts(report, number)
+            model_based.check_rollouts(report, number)
             if settings.runaway:
                 model_based.check_values(report, bound, settings.runaway)
             session.keep(step, {"carry": carry, "world": params}, due=due)

@@ -39,7 +39,7 @@ def needed(module: str, name: str) -> dict[str, str]:
     todo = [*imported, *(one for part in statements for one in _imports(part))]
     while todo:
         other = todo.pop()
-        if other not in code and other not in _REPORTING:
+        if other not in code and not other.startswith(_REPORTING):
             code[other], imports = _whole(other)
             todo += imports
     return code

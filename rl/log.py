@@ -18,6 +18,7 @@ import shlex
 import subprocess
 import sys
 import time
+import types
 import uuid
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -181,9 +182,14 @@ def _commit_of(checkout: _Checkout | None) -> str | None:
     """The commit, and '-dirty' if code of none has been loaded."""
     if checkout is None or checkout.commit.endswith(_DIRTY):
         return checkout and checkout.commit
-    files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
-    loaded = {os.path.realpath(file) for file in files if file} if checkout.untracked else set()
+    files = [vars(module).get("__file__") for module in _loaded_modules()] if checkout.untracked else []
+    loaded = {os.path.realpath(file) for file in files if isinstance(file, str)}
     return checkout.commit + _DIRTY * bool(loaded & checkout.untracked)
+
+
+def _loaded_modules() -> list[types.ModuleType]:
+    """Those that can be asked for their file: packages put objects of their own there, too."""
+    return [module for module in list(sys.modules.values()) if isinstance(module, types.ModuleType)]
 
 
 def _checkout() -> _Checkout | None:
@@ -578,7 +584,13 @@ def _command() -> str:
 
 def _git(folder: Path, *arguments: str) -> str | None:
     try:
-        run = subprocess.run(["git", "-C", folder, *arguments], capture_output=True, text=True, timeout=10)
+        run = subprocess.run(
+            ["git", "-C", folder, *arguments],
+            capture_output=True,
+            text=True,
+            errors="surrogateescape",  # names of files are bytes
+            timeout=10,
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return run.stdout.strip() if run.returncode == 0 else None

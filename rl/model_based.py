@@ -380,9 +380,14 @@ def check_values(report: train.Report, largest: Largest, factor: float = 10.0) -
 
 
 def check_rollouts(report: train.Report, epoch: int) -> None:
-    """Raises FloatingPointError if too many rows of the rollouts were not finite (`rl.dynamics.rollout.check_lost`)."""
-    remedy = "shorten rollouts (--agent.length), or fit the model longer"
-    rollout.check_lost(np.atleast_1d(np.asarray(report.metrics["lost"])), f"in epoch {epoch}", remedy)
+    """Raises `train.Diverged` if too many rows of the rollouts were not finite (`rl.dynamics.rollout.check_lost`).
+
+    Reports of loops without a model have no such rows.
+    """
+    if "lost" in report.metrics:
+        remedy = "shorten rollouts (--agent.length), or fit the model longer"
+        lost = np.atleast_1d(np.asarray(report.metrics["lost"]))
+        rollout.check_lost(lost, f"in epoch {epoch}", remedy, train.Diverged)
 
 
 def _trained(rolled: Rollouts, count: int) -> Array:

@@ -188,6 +188,7 @@ def test_what_is_not_finite_ends_an_episode() -> None:
         "/home/ant/walker2d-mine.hdf5",
         "minari:/home/ant/walker2d-mine-v0",
         "minari:~/hopper/mujoco/walker2d/expert-v0/data",
+        "minari:/data/mujoco/walker2d/expert-v0/",
     ],
 )
 def test_rules_are_found_by_the_task_that_a_name_begins_with(name: str) -> None:

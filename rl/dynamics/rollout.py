@@ -110,8 +110,10 @@ def without_lost(rolled: Rollouts) -> tuple[Rollouts, Array]:
     return rolled._replace(valid=rolled.valid & finite), (rolled.valid & ~finite).sum()
 
 
-def check_lost(lost: np.ndarray, when: str, remedy: str) -> None:
-    """Raises FloatingPointError if more than one in 1,000 rows of the rollouts was not finite.
+def check_lost(
+    lost: np.ndarray, when: str, remedy: str, error: type[ArithmeticError] = FloatingPointError
+) -> None:
+    """Raises ``error`` if more than one in 1,000 rows of the rollouts was not finite.
 
     Fewer, as of a few rollouts that start where a model knows little, are left out, and the metric ``lost`` says how
     many they are: no update sees them, and they need not end a run of days.
@@ -120,10 +122,11 @@ def check_lost(lost: np.ndarray, when: str, remedy: str) -> None:
       lost: [S], the share of each seed.
       when: with which the message begins.
       remedy: with which it ends.
+      error: what is raised.
     """
     seeds = np.flatnonzero(lost > _TOLERATED)
     if seeds.size:
-        raise FloatingPointError(
+        raise error(
             f"{when}: the dynamics diverged: a share of {lost.max():.2g} of the rollouts' rows is not finite (seeds "
             f"{seeds.tolist()}); {remedy}"
         )

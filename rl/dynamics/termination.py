@@ -94,7 +94,9 @@ def of(name: str) -> Rule:
     if is_file:
         parts = parts[-1:]
     elif name.removeprefix("minari:").startswith(("/", ".", "~")):
-        parts = [part for part in parts if part != "data"]  # Minari's own folder in a dataset's
+        parts = [
+            part for part in parts if part not in ("", "data")
+        ]  # the latter is Minari's own in a dataset's
         parts = parts[-2:] if parts[-3:-2] == ["mujoco"] else parts[-1:]
     of_user = ":" in "/".join(parts) or (name.startswith(OURS) and "." in name and not is_file)
     if not of_user and parts[0] != "dm_control":

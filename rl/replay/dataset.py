@@ -269,10 +269,11 @@ def value_bounds(
       ends: whether targets end episodes, too, as those from a model do: a step that is the last one is worth its
         reward alone, which no return in the data may be near if none of their episodes terminates.
       adversary: whether targets are of the worst of many dynamics. How low their values are no return in the data
-        tells, so that the lower end is the bound itself.
+        tells, so that the lower end is the bound itself; with a discount of 1 and rewards below 0 there is none
+        (-inf), as episodes may be prolonged for ever.
 
     Raises:
-      ValueError: ``discount`` is 1, and an episode does not terminate, or an adversary could prolong it for ever.
+      ValueError: ``discount`` is 1, and an episode does not terminate.
     """
     require_finite_values(dataset, discount)
     reward = np.asarray(dataset.transitions.reward, np.float64)
@@ -283,11 +284,6 @@ def value_bounds(
         floor, ceiling = min(floor, reward.min()), max(ceiling, reward.max())
     if ends and not shown:
         returns = np.append(returns, [reward.min(), reward.max()])
-    if adversary and not math.isfinite(floor):
-        raise ValueError(
-            f"discount={discount:g}: dynamics may be so bad that episodes never end, and with rewards below 0 values "
-            "have no lower end: give a discount below 1"
-        )
     low, high = widened(np.array([floor, ceiling]) if is_shuffled(dataset) else returns, floor, ceiling)
     return (min(low, float(floor)) if adversary else low), high
 
