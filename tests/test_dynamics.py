@@ -543,7 +543,7 @@ def test_data_that_cannot_be_learned_are_refused() -> None:
 
 
 def test_a_fit_that_diverges_says_so() -> None:
-    with pytest.raises(FloatingPointError, match=r"diverged: .* lower its learning rate"):
+    with pytest.raises(FloatingPointError, match=r"diverged: .* lower the model's learning rate"):
         built(learning_rate=1e30, updates=20).fit(log(), KEY)
 
 

@@ -165,9 +165,17 @@ def test_put_rows_with_one_test_start(module: Any, config: Any, expected: tuple[
 
 
 SEARCHED = [  # published, or printed by their code to three decimals
-    *((reference.tv_ball_objective(r), 0.0, paper.FIGURE_D["DRPVI", r]) for r in (0.025, 0.1, 0.2)),
+    *(
+        pytest.param(
+            reference.tv_ball_objective(r),
+            0.0,
+            paper.FIGURE_D["DRPVI", r],
+            marks=[pytest.mark.long] * (r < 0.2),
+        )
+        for r in (0.025, 0.1, 0.2)
+    ),
     (reference.kl_ball_objective(0.1), 1e-6, (5.992, 4.044, 2.046, 0.577, 0)),
-    (reference.chi2_objective(1.0), 0.0, (4.181, 3.732, 2.200, 0.709, 0)),
+    pytest.param(reference.chi2_objective(1.0), 0.0, (4.181, 3.732, 2.200, 0.709, 0), marks=pytest.mark.long),
     (reference.chi2_objective(5.0), 0.0, (5.183, 4.578, 2.194, 0.403, 0)),
 ]
 

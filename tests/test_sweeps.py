@@ -91,7 +91,8 @@ def test_a_file_asks_for_runs_that_its_program_can_do(path: Path) -> None:
     script = Path(sweep["program"]).stem
     module, known = scripts.module(script), scripts.SCRIPTS[script]
     of_agent = module.config if script == "model_based" else common.config
-    for run in runs:
+    first_seeds = {str({**run, "seed": None}): run for run in reversed(runs)}  # seeds differ in nothing else
+    for run in first_seeds.values():
         argv = [f"--{name}={value}" for name, value in run.items()]  # as wandb's ${args} writes them
         values = absl_flags.FlagValues()
         flags.parser(module.PUBLISHED, of_agent, values)([script, *argv])
