@@ -377,3 +377,13 @@ def test_what_is_no_picture_is_refused(tmp_path: Path, images: dict):
         plot.maps(tmp_path / "x.png", images, 1.0, (0.0, 1.0))
     with pytest.raises(ValueError, match=r"needs pictures \[H, W\]"):
         plot.cells(tmp_path / "x.png", images, (0.0, 1.0))
+
+
+def test_a_long_label_leaves_room_for_the_curve(tmp_path: Path, figures: list) -> None:
+    """Of a board whose rows differ in settings; the axes are as much narrower as the legend is wide."""
+    label = "iql, unit_policy=True, slow_advantage=False (unfinished)"
+    plot.learning_curve(tmp_path / "x.png", {label: (STEPS, SCORES)}, ylabel="success", title="a task")
+    (axes,) = figures[0].axes
+    assert axes.get_position().width > 0.45
+    (text,) = axes.get_legend().get_texts()
+    assert text.get_text().replace("\n", " ").startswith(label)

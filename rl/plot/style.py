@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import textwrap
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,6 +22,7 @@ INK = "#333333"
 RATE = (-0.03, 1.03)  # the axis of success rates, so that figures compare; 0 and 1 are inside
 MARKED = 8  # the most points of a line that are marked
 _WIDTHS = (4.2, 1.8)  # of the first and the last of several curves: where they coincide, each still shows
+_LABEL = 28  # characters of a line of a label in a legend
 _OVERLAP = "widths only keep lines\nthat overlap visible"
 
 
@@ -65,8 +67,14 @@ def suptitle(figure: Figure, title: str) -> None:
 
 
 def legend(axes: Axes, note: str, count: int) -> None:
-    """The legend of this many lines, whose widths would look like emphasis."""
+    """The legend of this many lines, whose widths would look like emphasis; long labels are broken.
+
+    It stands beside the axes, which are as much narrower as it is wide.
+    """
+    handles, labels = axes.get_legend_handles_labels()
     axes.legend(
+        handles,
+        [textwrap.fill(label, _LABEL, break_long_words=False) for label in labels],
         title="\n".join(filter(None, [note, _OVERLAP * (count > 1)])),
         title_fontsize=9,
         alignment="left",
