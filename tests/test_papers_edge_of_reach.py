@@ -140,18 +140,24 @@ def test_rows_of_other_commands_are_not_trained_again(
     (tmp_path / "stored").mkdir()
     log.write_json(tmp_path / "stored" / log.RESULT, before)
     settings = paper.Settings(
-        parts="story,k,N,ablation,start",
+        parts="story,k,N,ablation,start,fixed",
         stored=str(tmp_path / "stored"),
         workdir=str(tmp_path / "runs"),
         out=str(tmp_path),
     )
     studies.check_kept(dataclasses.replace(settings, out=str(STORED)), paper.Settings())
     result = paper.run(settings)
-    assert trained == ["N = 2, k = 10, library start, hl_gauss", "N = 2, k = 10, transposed start, hl_gauss"]
-    assert len(result["rows"]) == 27 and len([row for row in result["rows"] if "provenance" in row]) == 25
+    new = (
+        "library start, hl_gauss",
+        "transposed start, hl_gauss",
+        "oracle (fixed)",
+        "oracle (fixed, worth 0)",
+    )
+    assert trained == [f"N = 2, k = 10, {row}" for row in new]
+    assert len(result["rows"]) == 29 and len([row for row in result["rows"] if "provenance" in row]) == 25
     np.testing.assert_equal(result["rows"][0]["return"], before["rows"][0]["return"])
-    assert len(result["claims"]) == len(list(paper.claims(before))) + 2
-    assert "25 of 27 rows are of `python -m" in (tmp_path / "README.md").read_text()
+    assert len(result["claims"]) == len(list(paper.claims(before))) + 4
+    assert "25 of 29 rows are of `python -m" in (tmp_path / "README.md").read_text()
     assert {path.name for path in tmp_path.glob("*.png")} == {"sweep_k.png", "sweep_N.png"}
 
 
