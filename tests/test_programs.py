@@ -1147,7 +1147,9 @@ def test_a_program_whose_worker_always_dies(anywhere: Pool, monkeypatch: pytest.
     ask = pools._Worker._ask
 
     def killed(worker: pools._Worker, line: bytes) -> bytes:
-        worker._process.kill()
+        # All of them: what lies below the first dies after it, and may answer until then.
+        for pid in reversed(descendants(worker._process.pid)):
+            os.kill(pid, signal.SIGKILL)
         return ask(worker, line)
 
     with monkeypatch.context() as patch:
