@@ -201,9 +201,8 @@ def _checkout() -> _Checkout | None:
     changed = _git(here, "--no-optional-locks", "status", "--porcelain", *code)
     if head is None or top is None or changed is None:
         return None
-    installed = (
-        ":(exclude,glob)**/site-packages/**"  # of an environment in the clone that git does not ignore
-    )
+    # Of an environment in the clone that git does not ignore.
+    installed = ":(exclude,glob)**/site-packages/**"
     others = _git(Path(top), "ls-files", "-z", "--others", "--exclude-standard", "--", "*.py", installed)
     untracked = frozenset(os.path.realpath(Path(top, name)) for name in (others or "").split("\0") if name)
     return _Checkout(head + _DIRTY * bool(changed), untracked)

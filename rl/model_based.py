@@ -51,9 +51,8 @@ from rl.types import Array, Key, Learner, Metrics, Spec, State, Transition
 
 PENALTIES = (*UNCERTAINTY, "bellman")
 _DIAGNOSED = 2048  # rows of an epoch's rollouts that a diagnosis looks at
-DIAGNOSABLE = (
-    3  # rollouts of an epoch that a diagnosis needs: some to look at, and two halves to compare them with
-)
+# Rollouts of an epoch that a diagnosis needs: some to look at, and two halves to compare them with.
+DIAGNOSABLE = 3
 
 
 @dataclasses.dataclass(frozen=True)
