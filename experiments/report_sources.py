@@ -132,12 +132,12 @@ def published(
     """What others reported for the agents and tasks of the sweeps, and in what their protocol differs from ours."""
     finished = {(cell["variant"], cell["task"]) for cell in cells}
     rows: dict[tuple[str, str, str], dict[str, Any]] = {}
+    settled = [(part, report_runs.arguments(part)[0]) for part in parts]
     for path in sorted((Path(__file__).parent / "papers" / "published").glob("*.yaml")):
         entry = yaml.safe_load(path.read_text())
         if "protocol" not in entry:
             continue
-        for part in parts:
-            settings, _ = report_runs.arguments(part)
+        for part, settings in settled:
             protocol = entry["protocol"] | entry.get("agents", {}).get(settings.agent, {})
             task = presets.task_name(str(getattr(settings, SCRIPTS[part.script].task)))
             numbers = entry["scores"].get(task, {}).get(settings.agent)

@@ -275,7 +275,8 @@ def population(
         return call
 
     actor = Actor(over_seeds(lambda x: acting.actor(x).start), over_seeds(lambda x: acting.actor(x).act))
-    return Population(init, epoch, over_seeds(lambda x: x.act), actor, over_seeds(acting.critics))
+    # Compiled, because an initialiser alone is dozens of operations, each of which would be a program.
+    return Population(jax.jit(init), epoch, over_seeds(lambda x: x.act), actor, over_seeds(acting.critics))
 
 
 def can_be_swept(config: Any, name: str) -> bool:

@@ -1321,8 +1321,8 @@ def test_fqls_choice_among_draws_has_its_aggregation(monkeypatch: pytest.MonkeyP
 def test_every_agent_takes_images_histories_and_dictionaries(kind: str, agent: str) -> None:
     """Of any leading axes where it acts; an update keeps every shape and type of the state."""
     key = jax.random.key(0)
-    shapes: list[tuple[Any, tuple[int, ...]]] = [((8, 8, 2), (4,)), ({"goal": (3,), "view": (8, 8, 2)}, (4,))]
-    shapes += [((5, 3), (8,))] if agent in ("arsq", "cqn", "dqn", "iql", "td3") else []
+    shapes: list[tuple[Any, tuple[int, ...]]] = [({"goal": (3,), "view": (8, 8, 2)}, (4,))]
+    shapes += [((8, 8, 2), (4,)), ((5, 3), (8,))] if agent in ("arsq", "cqn", "dqn", "iql", "td3") else []
     for shape, hidden in shapes:
         learner, batch = build(kind, agent, shape, hidden, network=Architecture(shift=2))
         state = jax.eval_shape(learner.init, key, batch)

@@ -77,9 +77,10 @@ CONTINUOUS = (
     *("arsq", "bc", "cql", "cqn", "deas", "edac", "fql", "ifql", "iql", "rebrac", "sac", "sac_n", "td3"),
     "td3_bc",
 )
-LARGE = ("cql", "cqn", "edac", "fql", "rebrac", "sac_n")  # slow to compile
-# ifql has the values of iql and the flow of fql, and deas is its code; sac and td3 are the code of sac_n and td3_bc
-SHARED = ("deas", "ifql", "sac", "td3")
+LARGE = ("cqn", "fql", "rebrac")  # slow to compile
+# ifql has the values of iql and the flow of fql, and deas is its code; sac and td3 are the code of sac_n and td3_bc; cql,
+# edac and sac_n have the loop and the policy of what is left, and their updates in test_contracts
+SHARED = ("cql", "deas", "edac", "ifql", "sac", "sac_n", "td3")
 LEFT_OUT = dict.fromkeys(LARGE, pytest.mark.slow) | dict.fromkeys(SHARED, pytest.mark.long)
 TINY = {"seeds": 2, "updates": 6, "eval_every": 3, "batch_size": 8, "tensorboard": False}
 EVALUATED = {"environment": "point_mass:PointMass-v0", "eval_episodes": 2, "eval_processes": 0}

@@ -106,7 +106,7 @@ def close(one: Any, other: Any) -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), one, other)
 
 
-@pytest.mark.parametrize("rhythm", [(2, 1), (1, 4)])
+@pytest.mark.parametrize("rhythm", [(2, 1), pytest.param((1, 4), marks=pytest.mark.long)])
 @pytest.mark.slow
 def test_it_does_what_the_loop_on_the_host_does(rhythm: tuple[int, int]) -> None:
     """Rows, updates, actions, metrics and episodes, before learning and after."""
