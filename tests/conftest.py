@@ -121,7 +121,7 @@ def resident_bytes() -> float:
 
 @pytest.fixture(autouse=True)
 def blank_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pictures are drawn, but rendered in tests marked ``rendered`` alone: most runs end with one, a third of a second."""
+    """Pictures are drawn, but rendered in tests marked ``rendered`` alone: most runs end with one, of 0.3 seconds."""
     if request.node.get_closest_marker("rendered") is None:
         from rl.plot import style
 

@@ -149,6 +149,7 @@ def trainer(which: str, stream: Stream) -> Trainer:
     )
 
 
+@pytest.mark.slow
 def test_a_trainer_by_default_updates_once_per_step_and_changes_nothing_that_it_sees() -> None:
     toy, states = learner("counter"), []
     told = {"rhythm": (1, 1), "preprocessing": Transform()}

@@ -98,6 +98,7 @@ def test_members_differ_and_one_encoder_of_each_serves_value_and_advantages() ->
     )
 
 
+@pytest.mark.slow
 def test_a_trunk_needs_a_layer_where_context_and_observation_meet() -> None:
     with pytest.raises(ValueError, match=r"hidden=\(\) leaves no layer"):
         autoregressive(TRUNKS["shared"], SIZE, CHOICES, ())

@@ -53,6 +53,7 @@ def test_a_gradient_has_two_products_per_layer_but_none_for_the_input() -> None:
 
 
 @pytest.mark.parametrize("seeds", [1, 3])
+@pytest.mark.slow
 def test_products_of_iql_are_those_of_its_losses(seeds: int) -> None:
     population = cases._population(cases.subject(iql), 32, 1)
     keys, dataset = jax.random.split(jax.random.key(0), seeds), cases.synthetic(2)

@@ -80,6 +80,7 @@ def noise(name: str, key: jax.Array, width: int) -> list[jax.Array]:
 @pytest.mark.parametrize(
     ("name", "head"), [("fql", "scalar"), ("qc", "scalar"), ("deas", "scalar"), ("deas", "hl_gauss")]
 )
+@pytest.mark.slow
 def test_pytorchs_updates_have_our_losses(name: str, head: str) -> None:
     """In two updates: the second sees what the first one moved, gradients and target networks included."""
     torch = pytest.importorskip("torch")

@@ -89,6 +89,7 @@ logs = st.lists(st.tuples(st.integers(-3, 3), st.sampled_from([0, 1, 1, 1]), st.
 
 @settings(deadline=None, max_examples=60)
 @given(logs, st.integers(1, 5), st.booleans())
+@pytest.mark.slow
 def test_chunks_of_a_log_are_those_of_a_walk_along_it(rows: list[Any], length: int, cut: bool) -> None:
     """Successes inside episodes, terminations and time limits, with a discount of their own for rewards.
 

@@ -69,6 +69,7 @@ TASKS = [
 
 
 @pytest.mark.parametrize(("name", "task"), TASKS)
+@pytest.mark.slow
 def test_equals_the_ogbench_loader(name, task, tmp_path):
     package = pytest.importorskip("ogbench")
     episodes = 200

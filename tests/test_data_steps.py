@@ -53,6 +53,7 @@ def logs(draw):
 
 @settings(deadline=None, max_examples=300)
 @given(logs())
+@pytest.mark.slow
 def test_pairs_like_a_walk_over_the_episodes(log):
     terminals, timeouts, discrete, with_next = log
     n = len(terminals)

@@ -97,6 +97,7 @@ def test_the_expected_target_is_the_dual(divergence: str, scale: float) -> None:
     np.testing.assert_allclose(seen["robust_loss"], np.full(4000, loss), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_proposal_that_ends_its_episode_is_worth_nothing() -> None:
     """The adversary finds the fall, whatever value the agent has for fallen states; rows that it draws it for end."""
     fallen = lambda seen: seen[..., 0] > 4.0

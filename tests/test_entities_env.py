@@ -103,6 +103,7 @@ def test_data_are_sets_with_ids_of_their_episode(tmp_path: Path) -> None:
         data.load(f"{tmp_path}/none.npz+entities")
 
 
+@pytest.mark.slow
 def test_buttons_are_no_cubes(tmp_path: Path) -> None:
     """What OGBench's smallest puzzle shows is as long as what four cubes do."""
     write(tmp_path / "puzzle-3x3-play-v0.npz", 4)

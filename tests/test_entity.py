@@ -237,6 +237,7 @@ def test_more_actions_or_candidates_than_observations_are_each_computed_alone() 
 # ---- where they start ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_published_numbers_of_parameters() -> None:
     """In 10,000: those of HECRL's actor, value, critic and diffuser, for cubes in 6 features without ids."""
     x = Inputs(normal(1, 4, 6), normal(1, 4, 6), normal(1, 5), normal(1, 4, 6), np.zeros(1))

@@ -202,6 +202,7 @@ def test_normalized_return_is_on_the_scale_of_the_reference() -> None:
     np.testing.assert_allclose(evaluate.normalize([-20.0, 90.0, 200.0], (-20, 200)), [0, 50, 100])
 
 
+@pytest.mark.slow
 def test_an_experts_door_opening_is_seen_as_success(data_file) -> None:
     """The authors' own policy for the task opens the door every time."""
     pytest.importorskip("gymnasium_robotics")

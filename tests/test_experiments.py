@@ -78,8 +78,8 @@ CONTINUOUS = (
     "td3_bc",
 )
 LARGE = ("cqn", "fql", "rebrac")  # slow to compile
-# ifql has the values of iql and the flow of fql, and deas is its code; sac and td3 are the code of sac_n and td3_bc; cql,
-# edac and sac_n have the loop and the policy of what is left, and their updates in test_contracts
+# ifql has the values of iql and the flow of fql, and deas is its code; sac and td3 are the code of sac_n and td3_bc.
+# What the script does for cql, edac and sac_n it does for the others; test_contracts has their updates
 SHARED = ("cql", "deas", "edac", "ifql", "sac", "sac_n", "td3")
 LEFT_OUT = dict.fromkeys(LARGE, pytest.mark.slow) | dict.fromkeys(SHARED, pytest.mark.long)
 TINY = {"seeds": 2, "updates": 6, "eval_every": 3, "batch_size": 8, "tensorboard": False}
@@ -1057,6 +1057,7 @@ def test_batches_of_several_steps_have_the_agents_discount() -> None:
     assert common.source(chosen, cloned, 2).discount == 0.5
 
 
+@pytest.mark.slow
 def test_an_agent_of_chunks_is_trained_and_evaluated_in_single_actions(tmp_path: Path) -> None:
     """Five actions at once, one after another."""
     chosen = settings(tmp_path, agent="bc", chunk=5, dataset="synthetic-continuous", **EVALUATED)

@@ -936,6 +936,7 @@ def test_bounds_of_values_are_compared_with_returns_to_go(files: Path, tmp_path:
     assert read(short, 1.0, head="c51", head_low=-0.3, head_high=0.1).support == (-0.3, 0.1)
 
 
+@pytest.mark.slow
 def test_supports_hold_what_follows_a_cut_where_targets_do(files: Path, tmp_path: Path) -> None:
     """Three moves of -1 and no end: -10 for ever, where a move is one token; and -1, -1.9 and -2.71 as logged."""
     move = [{"text": "1", "is_action": True, "reward": -1.0}, {"text": "="}]

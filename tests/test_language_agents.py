@@ -541,6 +541,7 @@ def test_sarsa_leaves_out_the_last_action_of_an_episode_that_was_cut() -> None:
         assert one == other > 0
 
 
+@pytest.mark.slow
 def test_bcoders_anchors_pull_to_what_is_imitated() -> None:
     """With one of them alone and large, a step makes its loss smaller."""
 
@@ -625,6 +626,7 @@ def test_weights_decay_as_the_settings_say_and_the_residual_does_not() -> None:
             jax.tree.map(np.testing.assert_array_equal, after.params["residual"], after.target["residual"])
 
 
+@pytest.mark.slow
 def test_every_network_has_the_optimiser_of_its_field() -> None:
     """Rate, clipping and epsilon: where epsilon outweighs all gradients, a step is as long as what is clipped."""
     every = data()._replace(imitate=data().is_action.astype(np.float32))

@@ -188,6 +188,7 @@ def uncached(lm: LM, params: Any, steps: int, key: Key, **sampling: float) -> tu
     ("name", "sampling"),
     [("gpt2", {"temperature": 0.0}), ("smollm3", {"temperature": 0.8, "top_p": 0.9})],  # whose layers differ
 )
+@pytest.mark.slow
 def test_generation_equals_decoding_without_a_cache(name: str, sampling: dict[str, float]) -> None:
     lm, params = build(name)
     run = generate.generator(generate.decoder(lm), 12, stop=STOP, **sampling)

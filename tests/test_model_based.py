@@ -130,6 +130,7 @@ def test_real_data_alone_is_the_plain_offline_loop_bit_for_bit() -> None:
     jax.tree.map(np.testing.assert_array_equal, carry.learner, state)
 
 
+@pytest.mark.slow
 def test_the_buffer_keeps_the_newest_rows_and_none_after_an_episodes_end() -> None:
     """The epoch's number is the reward; half of all states end their episode."""
     learner = stub()
@@ -164,6 +165,7 @@ def test_rollouts_start_from_logged_states_and_follow_the_policy() -> None:
     assert len({tuple(x) for x in rows.observation[:16]}) > 8
 
 
+@pytest.mark.slow
 def test_an_epoch_depends_on_its_key_and_step_alone_and_epochs_differ() -> None:
     training_loop = loop(learner=stub(), world=base.true(plane.step))
     source = jax.device_put(model_based.Inputs(logged(), ()))
@@ -178,6 +180,7 @@ def test_an_epoch_depends_on_its_key_and_step_alone_and_epochs_differ() -> None:
     assert len(np.unique(actions)) == actions.size  # each step of a rollout has draws of its own
 
 
+@pytest.mark.slow
 def test_every_seed_rolls_out_with_its_own_key_together_or_one_after_another() -> None:
     """Of a learner that only draws actions, which is quick to compile. Together, what its update does on every second
     step alone is a branch, as all seeds share their step: it was computed on every one, and thrown away.
@@ -290,6 +293,7 @@ def doubtful() -> base.Dynamics:
     ("kind", "uncertainty"),
     [("aleatoric", lambda o: np.sqrt(3) * np.abs(o[:, 0])), ("disagreement", lambda o: np.ones(len(o)))],
 )
+@pytest.mark.slow
 def test_mopo_takes_its_penalty_off_model_rewards(kind: str, uncertainty: Callable[..., Any]) -> None:
     config = change(uncertainty=kind, penalty=0.5)
     carry, _ = run(loop(config, world=doubtful()), 1)

@@ -36,6 +36,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.slow
 def test_updates_are_those_of_ogbenchs_code(case: str) -> None:
     read = lambda name: NUMBERS[f"{case}/{name}"]
     agent, chosen = CASES[case]

@@ -154,6 +154,7 @@ def test_the_memory_is_written_in_place() -> None:
     assert not copies
 
 
+@pytest.mark.slow
 def test_it_begins_with_the_learners_that_it_is_given() -> None:
     """Who choose its first actions, too."""
     device, host = (trainer(kind, (1, 1), random=0) for kind in ("device", "host"))
@@ -374,6 +375,7 @@ def test_games_of_gymnax_by_name() -> None:
         functional.make("jax/no_such_module.make")
 
 
+@pytest.mark.slow
 def test_a_run_of_the_script_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     config = agents.get("td3").Config(hidden=(8, 8))
     chosen = script.Settings(

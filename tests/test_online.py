@@ -790,6 +790,7 @@ def test_an_agent_of_chunks_is_trained_offline_and_goes_on_online(tmp_path: Path
     assert arrays["loop/memory/rows/action"].shape[2:] == (2,) and arrays["state/step"] == 2 + 13
 
 
+@pytest.mark.slow
 def test_networks_are_of_chunks_and_what_is_remembered_is_single_steps() -> None:
     """By shapes: logged chunks and those of the ring in one batch, and single actions out."""
     chosen = online.Settings(

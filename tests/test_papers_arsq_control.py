@@ -210,6 +210,7 @@ def test_changes_are_ranked_among_those_that_the_paper_has_on_the_same_tiers() -
     assert paper.ranks(structure)[3] == paper.ranks(trunks)[3] == "-1.00"
 
 
+@pytest.mark.slow
 def test_published_settings_and_what_differs_from_them() -> None:
     """The two CQNs differ in nothing but terminations; ARSQ's are the tier's but for cloning, its alpha is 0.01."""
     settings, digests = paper.Settings(), set()

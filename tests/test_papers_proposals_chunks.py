@@ -39,6 +39,7 @@ def test_the_chain_has_all_chunks_and_its_values_are_those_of_their_bellman_equa
     np.testing.assert_allclose([q[row] for row in rows], expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_several_steps_without_chunks_are_biased_by_what_the_direction_pays() -> None:
     """By simulation: a policy that decides in each step, and one that keeps to a direction."""
     value, rng = parts.deciding(1), np.random.default_rng(0)

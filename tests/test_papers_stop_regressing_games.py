@@ -80,6 +80,7 @@ def test_without_gymnax_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> N
         paper.run(TINY)
 
 
+@pytest.mark.slow
 def test_breakout_was_learned_in_the_stored_runs() -> None:
     """A policy that does not see its cells earns less than 1."""
     stored = studies.load(Path(__file__).parents[1] / "results/papers/stop_regressing_games/result.json")

@@ -205,7 +205,9 @@ def test_runs_differ_in_what_is_compared_alone_and_a_command_repeats_each() -> N
         every = {run: paper.training(settings, run) for run in runs}
         for number, (run, (_, chosen, config)) in enumerate(every.items()):
             if number % 4 == 0:  # each kind, each model and each loss are among them
-                assert repr((chosen, config)) == repr(parsed(paper.command(settings, run))), run  # NaN is in both
+                assert repr((chosen, config)) == repr(parsed(paper.command(settings, run))), (
+                    run
+                )  # NaN is in both
             different.add(repr(paper.variant(settings, run).settings))
         changes = {"model_loss": "mle", "model_hidden": (200,) * 4, "env": paper.TASKS[task].env}
         with_model = [chosen for script, chosen, _ in every.values() if script is mbpo]

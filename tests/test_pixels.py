@@ -133,6 +133,7 @@ def test_other_tasks_are_refused(name: str) -> None:
         envs.make("pixels/Hoper-v5")
 
 
+@pytest.mark.slow
 def test_an_agent_trains_on_frames_that_are_kept_once() -> None:
     """The whole step of experiments.online, traced: frames are uint8 in the replay, and stacks in the update."""
     settings = online.Settings(agent="cqn", env=PENDULUM, replay=40, batch_size=4, envs=2, learning_starts=20)

@@ -70,6 +70,7 @@ def test_every_family_is_of_known_tasks_and_no_task_has_two() -> None:
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.slow
 def test_what_is_published_can_be_run(script: str) -> None:
     """No setting that a preset brings contradicts a default that it leaves as it is."""
     module, config_of, field = SCRIPTS[script]

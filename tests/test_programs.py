@@ -1158,6 +1158,7 @@ def test_a_program_whose_worker_always_dies(anywhere: Pool, monkeypatch: pytest.
     assert verdict(anywhere, RIGHT + "# dies no more") == Verdict.PASSED
 
 
+@pytest.mark.slow
 def test_a_stuck_worker_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pools, "_GRACE_SECONDS", 0.1)
     monkeypatch.setattr(Limits, "longest", 1.0)
@@ -1167,6 +1168,7 @@ def test_a_stuck_worker_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
         assert verdict(pool, RIGHT) == Verdict.PASSED
 
 
+@pytest.mark.slow
 def test_closing_leaves_no_process(isolated: Pool) -> None:
     with Pool(2, isolation=isolated.isolation) as pool:
         processes = [pid for worker in pool._workers for pid in descendants(worker._process.pid)]
@@ -1618,6 +1620,7 @@ def real() -> Iterator[Pool]:
     pytest.skip("nothing isolates programs here")
 
 
+@pytest.mark.slow
 def test_humaneval_references_pass_and_nothing_does_not(data_file: Callable[[str], Path], real: Pool) -> None:
     problems = read_humaneval(data_file("programs/HumanEval.jsonl.gz"))
     assert len(problems) == 164

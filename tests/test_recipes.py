@@ -137,6 +137,7 @@ def test_every_recipe_makes_an_episode_in_the_published_layout(
         pytest.param("puzzle-3x3-play-v0", marks=pytest.mark.long),  # the code of the scene
     ],
 )
+@pytest.mark.slow
 def test_an_episode_does_not_depend_on_those_before_it(dataset: str) -> None:
     # Without the restoring of `manipulation._restorer`, episode 14 of scene-noisy changes at row 34.
     rows = 40

@@ -425,6 +425,7 @@ def test_scores_whose_spread_was_not_seen_decide_nothing() -> None:
     assert table.splitlines()[-2:] == ["| `bc` | 0.5 [-5.9, 6.9] |", "| `own` | 500.0 (all 3 seeds) |"]
 
 
+@pytest.mark.slow
 def test_seeds_of_several_runs_are_pooled_and_those_of_one_program_kept_apart(tmp_path: Path) -> None:
     parameters = {
         "agent.expectile": {"values": [0.5, 0.9]},

@@ -134,6 +134,7 @@ def test_a_trial_is_that_of_a_loop() -> None:
     np.testing.assert_allclose(curve, expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_bandit_is_one_program_and_its_interval_is_over_policies() -> None:
     """Of many policies the interval at the first pull is that of their mean; more trials do not make it narrower."""
     returns = np.random.default_rng(0).normal(size=(30, 4)) * [[3.0]]

@@ -1272,6 +1272,7 @@ def test_the_time_of_a_run_is_of_the_session_that_trained(
     assert records._seconds(tmp_path) == pytest.approx(seconds)
 
 
+@pytest.mark.slow
 def test_each_agent_has_a_speed_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = {"bc": 10.0, "iql": 100.0, "cql": 0.0}  # of one run of 20 updates; nobody knows CQL's
 

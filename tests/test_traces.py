@@ -60,6 +60,7 @@ def test_lengths_have_the_weights_of_the_lambda_return() -> None:
     assert set(np.asarray(draw(jax.random.key(0), 100, N, 1.0))) == {N}
 
 
+@pytest.mark.slow
 def test_rows_over_drawn_lengths_are_those_over_so_many_steps() -> None:
     """Read from a log, a ring and a ring of video frames, each against what it makes of one length for all rows."""
     dataset = jax.device_put(log())
@@ -115,6 +116,7 @@ def lambda_returns(value: np.ndarray) -> np.ndarray:
     )
 
 
+@pytest.mark.slow
 def test_labels_have_the_lambda_return_as_their_mean() -> None:
     """The gradient of cross entropy is linear in the label: in the mean over draws it is that of the mean label."""
     for name in ("two_hot", "hl_gauss", "c51"):

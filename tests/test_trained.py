@@ -231,6 +231,7 @@ def test_actions_that_are_numbered_as_in_the_environment_are_refused(tmp_path: P
     assert common.all_actions(minari, theirs, tmp_path).spec.action_size == 4
 
 
+@pytest.mark.slow
 def test_an_online_run_acts_again_as_it_did(tmp_path: Path) -> None:
     chosen = online.Settings(
         agent="td3",
