@@ -502,6 +502,12 @@ def value_bounds(
     return chunks.value_bounds(dataset, length, gamma, within)
 
 
+def unread(settings: Any, config: Any) -> dict[str, str]:
+    """{field: why} of the agent's hyper-parameters that do nothing beside others (`rl.agents.unused`) and flags."""
+    of_flags = {"chunk_discount": "it is of --chunk"} if getattr(settings, "chunk", 1) == 1 else {}
+    return {**agents.unused(settings.agent, config), **of_flags}
+
+
 def rows(settings: Any, config: Any, dataset: Dataset | None) -> Any:
     """What batches are drawn from: single steps, ``n_step`` of them as one, or chunks of actions; None for no data.
 

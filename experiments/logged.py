@@ -90,7 +90,16 @@ def population(
     """All variants times all seeds as one population, and their keys.
 
     With ``split_data`` each device draws single steps from its own part of the data, and ``sample`` is not used.
+
+    Raises:
+      ValueError: a sweep of what does nothing beside the other settings.
     """
+    unread = common.unread(settings, config)
+    for name in sweep:
+        if name in unread:
+            raise ValueError(
+                f"a sweep of {name}: all its runs would be the same, because {name} changes nothing: {unread[name]}"
+            )
     runs = train.population(
         make,
         config,

@@ -57,7 +57,7 @@ def note_unused_by_agent(script: str, settings: Any, config: Any, task: str) -> 
       task: the field of ``settings`` that names the task.
     """
     _, usual = presets.usual(script, settings, config, task)
-    note_unread(config, usual, agents.unused(settings.agent, config), "agent.")
+    note_unread(config, usual, common.unread(settings, config), "agent.")
 
 
 def note_unused_head(settings: Any) -> None:

@@ -90,6 +90,11 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
     task = problem(settings, variants)
     checks.fit_early(settings, task.loaded, task.loaded.environment)
     batches, held_out = (common.rows(settings, config, x) for x in (task.dataset, task.validation))
+    if settings.chunk > 1:  # `problem` has looked at single steps
+        steps, starts = batches.steps, batches.starts
+        drawn = steps._replace(discount=steps.discount[starts], has_next_action=steps.has_next_action[starts])
+        for variant in variants:
+            agents.check_data(settings.agent, variant, drawn)
     mesh = shard.mesh(settings.mesh_seed, settings.mesh_data)
     checks.mesh(settings.batch_size, mesh, settings.seeds * len(variants))
     checks.split_data(settings, mesh)

@@ -34,7 +34,7 @@ class Preset(NamedTuple):
 
     flags: dict[str, Any]  # {flag: value}; the agent's own are called agent.NAME
     sources: list[str]
-    missing: list[str]  # what the sources do that no flag reaches
+    missing: list[str]  # what the sources do that these flags do not
 
 
 @functools.cache
@@ -152,7 +152,7 @@ def from_flags(
         if replaced := [name for name, text in published.items() if _text(overrides.get(name, text)) != text]:
             print(f"replaced by flags: {', '.join(replaced)}", file=sys.stderr)
         if preset["missing"]:
-            print(f"no flag reaches: {'; '.join(preset['missing'])}", file=sys.stderr)
+            print(f"published otherwise: {'; '.join(preset['missing'])}", file=sys.stderr)
     return settings, config
 
 
@@ -194,9 +194,10 @@ def _outside(script: str, settings: Any, task: str) -> str:
         if family in families
         for pattern in several
     ]
+    other = PAPER if find(script, settings.agent, getattr(settings, task), settings.head) else NONE
     return (
         f"--preset={settings.preset} has no settings of {settings.agent} for --{task}={getattr(settings, task)}: it "
-        f"has {', '.join(agents)} on {', '.join(patterns)}. Choose one of them, or --preset=paper"
+        f"has {', '.join(agents)} on {', '.join(patterns)}. Choose one of them, or --preset={other}"
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -1202,7 +1203,7 @@ def build(
     discrete = kind == "discrete"
     sizes = ("bins", "candidates", "critics", "features", "flow_steps", "levels", "samples")
     small = {name: value for name, value in SETTINGS[agent].items() if name in sizes}
-    config = agents.get(agent).Config(hidden=hidden, **small, **fields)
+    config = agents.get(agent).Config(hidden=hidden, **small | fields)
     spec = Spec(shape, ACTIONS if discrete else DIMENSIONS, discrete)
     rng = np.random.default_rng(0)
 
@@ -1306,6 +1307,56 @@ def test_a_delayed_policy_has_a_schedule_in_updates_of_its_agent(
     late = ("policy", "temperature") if agent == "sac" else ("policy",)
     build("continuous", agent, policy_delay=3, **{f"{part}_optimiser": Adam("cosine") for part in late})
     assert periods == {("constant", 1), ("cosine", 3)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "agent", "fields"),
+    [
+        ("continuous", "td3", {}),
+        ("continuous", "fql", {}),
+        ("continuous", "fql", {"extraction": "best_of"}),
+        ("continuous", "ifql", {"extraction": "distilled"}),
+        ("discrete", "dqn", {}),
+        ("discrete", "dqn", {"temperature": 0.5}),
+        ("continuous", "cql", {"max_backup": True}),
+        ("continuous", "cqn", {"margin_weight": 0.0, "dominance_weight": 0.0}),
+        ("continuous", "arsq", {"bc_weight": 0.0}),
+    ],
+)
+def test_settings_that_are_called_unused_change_no_program(
+    kind: str, agent: str, fields: dict[str, Any]
+) -> None:
+    """Another setting changes it, or this would compare nothing."""
+
+    def programs(**changes: Any) -> list[str]:
+        learner, batch = build(kind, agent, **fields | changes)
+        key = jax.random.key(0)
+        state = jax.eval_shape(learner.init, key, batch)
+        traced = (
+            jax.make_jaxpr(learner.update)(state, batch, key),
+            jax.make_jaxpr(learner.act)(state, batch.observation, key),
+        )
+        return [re.sub("0x[0-9a-f]+", "", str(program)) for program in traced]
+
+    def another(value: Any) -> Any:
+        if isinstance(value, Adam):
+            return Adam(clip=1.0)
+        if isinstance(value, str):
+            return {"cql": "margin"}[value]
+        return not value if isinstance(value, bool) else value + type(value)(1)
+
+    config = agents.get(agent).Config(**fields)
+    names = agents.unused(agent, config).keys()
+    assert names
+    plain = programs()
+    assert programs(**{name: another(getattr(config, name)) for name in names}) == plain
+    assert programs(target_rate=0.25) != plain
+
+
+def test_heirs_call_the_same_settings_unused() -> None:
+    for agent, of in {"td3_bc": "td3", "rebrac": "td3", "deas": "ifql", "ifql": "fql"}.items():
+        assert agents.get(agent).unused is agents.get(of).unused
 
 
 def test_fqls_choice_among_draws_has_its_aggregation(monkeypatch: pytest.MonkeyPatch) -> None:

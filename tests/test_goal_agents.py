@@ -592,6 +592,6 @@ def test_agents_that_say_that_they_read_no_rewards_read_none(agent: str) -> None
 
     assert set(goals.OF_REWARDS) <= agents.unused(agent, small(agent)).keys()
     traced(agent)
-    assert not agents.unused("gciql", small("gciql"))
+    assert agents.unused("gciql", small("gciql")) == goals.NO_SUBGOALS
     with pytest.raises(TypeError):
         traced("gciql")

@@ -243,6 +243,8 @@ def test_settings_without_a_meaning_are_refused() -> None:
         goals.sampler(4, Hindsight(actor=Goals(random=0.5)), GAMMA)
     with pytest.raises(ValueError, match=r"goals\.value: .* at least 0"):
         goals.sampler(4, Hindsight(value=Goals(-0.5, 1.0, 0.5)), GAMMA)
+    with pytest.raises(ValueError, match=r"goals\.value: .* not current=nan"):
+        goals.sampler(4, Hindsight(value=Goals(float("nan"), 0.5, 0.5)), GAMMA)
     with pytest.raises(ValueError, match="subgoal_steps=-1"):
         Hindsight(subgoal_steps=-1)
     with pytest.raises(ValueError, match=r"discount=1\.0 must lie between 0 and 1"):

@@ -387,7 +387,7 @@ def test_environments_it_cannot_be_for_are_refused() -> None:
     make = lambda spec, **fields: hecrl.make(hecrl.Config(**fields), spec, heads.scalar())
     with pytest.raises(ValueError, match="'hecrl' learns to reach goals"):
         make(Spec((COUNT, FEATURES), ACTIONS))
-    with pytest.raises(ValueError, match="'hecrl' cannot act in integer actions"):
+    with pytest.raises(ValueError, match="'hecrl' cannot act in integer actions: use gcbc"):
         make(SPEC._replace(discrete=True))
     with pytest.raises(
         ValueError, match=r"sets of entities \[N, F\], or vectors, not observations of shape \(8, 8, 3\)"

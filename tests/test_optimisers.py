@@ -131,6 +131,10 @@ def test_schedules_count_the_agents_updates_where_a_network_moves_on_every_secon
         ({"warm_up": 5, "decay_updates": 5}, "warm_up=5 .* less than decay_updates=5"),
         ({"clip": -1.0}, "clip=-1.0 must be at least 0"),
         ({"weight_decay": -0.1}, "weight_decay=-0.1 must be at least 0"),
+        *(
+            ({name: float("nan")}, f"{name}=nan must be")
+            for name in ("learning_rate", "clip", "weight_decay")
+        ),
         ({"epsilon": 0.0}, "epsilon=0.0 must be positive"),
     ],
 )

@@ -238,3 +238,10 @@ def target_range(config: Config, spec: Spec, low: float, high: float) -> tuple[f
     """
     bonus = config.temperature * config.levels * spec.action_size * math.log(config.bins)
     return low, high + for_ever(bonus, config.discount)
+
+
+def unused(config: Config) -> dict[str, str]:
+    """Settings that do nothing; see `rl.agents.unused`."""
+    if not is_off(config.bc_weight):
+        return {}
+    return dict.fromkeys(("bc", "bc_clip", "demonstrations"), "it is of bc_weight")

@@ -1,8 +1,8 @@
 """Behaviour cloning: the policy of maximum likelihood.
 
 Pomerleau (1991). Objective: ``max_pi E_D[log pi(a | s)]``, with a normal (state-independent deviation) or
-categorical policy; evaluation acts on the mode. It learns no value: a head is accepted, so that the
-baseline runs under the same flags as the rest, and unused. Layers start as PyTorch's, as in CORL's code.
+categorical policy; evaluation acts on the mode. It learns no value: `make` takes a head, as
+every agent's does, and does not use it; scripts refuse one. Layers start as PyTorch's, as in CORL's code.
 """
 
 from __future__ import annotations

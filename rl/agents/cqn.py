@@ -245,3 +245,11 @@ def target_range(config: Config, spec: Spec, low: float, high: float) -> tuple[f
     """The range [low, high] of values; unbounded with ``ignore_terminals``."""
     del spec
     return (-math.inf, math.inf) if config.ignore_terminals else (low, high)
+
+
+def unused(config: Config) -> dict[str, str]:
+    """Settings that do nothing; see `rl.agents.unused`."""
+    found = {"margin": "it is of margin_weight"} if is_off(config.margin_weight) else {}
+    if is_off(config.margin_weight) and is_off(config.dominance_weight):
+        found["demonstrations"] = "it is of dominance_weight and margin_weight"
+    return found

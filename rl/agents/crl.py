@@ -13,7 +13,7 @@ At its minimum ``exp f`` is, up to a factor, how much likelier ``g`` is in the d
 all goals: ``f`` orders actions as their values do. ``L_pi`` has goals of its own; in ``awr`` ``v`` is an ``f`` without
 actions, fitted alike. ``loss=symmetric`` has InfoNCE in both directions in place of the logistic loss.
 
-No value is regressed on: a head is accepted, so that the agent runs under the same flags as the rest, and unused.
+No value is regressed on: `make` takes a head, as every agent's does, and does not use it; scripts refuse one.
 
 Paper and code. This is OGBench's code (Park et al. 2025): twins, their smaller logit in the policy's loss, not below
 log 1e-6 (there the logarithm of a clipped exponential), policies that are normal with deviation 1. Here an image and
@@ -172,4 +172,5 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
 def unused(config: Config) -> dict[str, str]:
     """Settings that do nothing; see `rl.agents.unused`."""
     del config
-    return dict.fromkeys(goals.OF_REWARDS, "crl reads neither rewards nor discounts")
+    rewards = dict.fromkeys(goals.OF_REWARDS, "crl reads neither rewards nor discounts")
+    return {**rewards, **goals.NO_SUBGOALS}

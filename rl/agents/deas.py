@@ -50,3 +50,6 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
     """The learner; see `rl.types.Learner`. Raises ValueError for integer actions."""
     require(spec, "deas", discrete=False)
     return ifql.learner(config, spec, head, optimiser, heads.same_distribution)
+
+
+unused = ifql.unused

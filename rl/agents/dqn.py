@@ -168,3 +168,13 @@ def target_range(config: Config, spec: Spec, low: float, high: float) -> tuple[f
     steps = for_ever(1.0, config.discount)
     high += config.temperature * math.log(spec.action_size) * config.discount * steps
     return low + (config.munchausen * config.munchausen_floor * steps if config.munchausen else 0.0), high
+
+
+def unused(config: Config) -> dict[str, str]:
+    """Settings that do nothing; see `rl.agents.unused`."""
+    found = {}
+    if not is_off(config.temperature):
+        found["double"] = "with a temperature targets have the soft maximum of the target network"
+    if is_off(config.munchausen):
+        found["munchausen_floor"] = "it is of munchausen"
+    return found

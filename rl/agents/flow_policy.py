@@ -34,6 +34,7 @@ from rl.types import Array, Key, Metrics, Params, Spec, State, Transition
 from rl.values import bellman, losses
 
 EXTRACTIONS = ("distilled", "best_of")
+_SETTINGS = {"distilled": ("alpha", "normalize_q", "policy_optimiser"), "best_of": ("candidates",)}
 Values = Callable[[Array], Array]
 """Actions [..., D] at given observations -> the critics' values [M, ...], without a gradient for the critics."""
 
@@ -114,3 +115,13 @@ def make(config: Any, spec: Spec, optimiser: Optimiser, aggregation: str) -> Flo
         return flow.best_of(actions, bellman.aggregate_values(values(actions), aggregation, 0.0))
 
     return FlowPolicy(optimisers, init, loss, act)
+
+
+def unused(config: Any) -> dict[str, str]:
+    """Settings that do nothing; see `rl.agents.unused`."""
+    return {
+        name: f"it is of extraction={extraction}"
+        for extraction, names in _SETTINGS.items()
+        if extraction != config.extraction
+        for name in names
+    }

@@ -129,3 +129,6 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
 
     learner = Learner(init, update, act, value, explore=act, critics=critics)
     return augmented(learner, spec, config.network)
+
+
+unused = flow_policy.unused

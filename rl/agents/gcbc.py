@@ -5,8 +5,8 @@ Ghosh et al. (2021), Lynch et al. (2020). With goals ``g`` from the future of ea
     max_pi  E_D[ log pi(a | s, g) ]
 
 with a normal policy of deviation 1, so that this is the regression of OGBench's code (Park et al. 2025). Evaluation
-acts on its mean. It learns no value: a head is accepted, so that the baseline runs under the same flags as the rest,
-and unused. An image and its goal go through an encoder each, where OGBench stacks their channels.
+acts on its mean. It learns no value: `make` takes a head, as every agent's does, and does not use it; scripts
+refuse one. An image and its goal go through an encoder each, where OGBench stacks their channels.
 """
 
 from __future__ import annotations
@@ -76,4 +76,5 @@ def unused(config: Config) -> dict[str, str]:
     """Settings that do nothing; see `rl.agents.unused`."""
     del config
     rewards = dict.fromkeys(goals.OF_REWARDS, "gcbc reads neither rewards nor discounts")
-    return {**rewards, "goals.value": "gcbc learns no values, and only goals.actor counts"}
+    values = {"goals.value": "gcbc learns no values, and only goals.actor counts"}
+    return {**rewards, **values, **goals.NO_SUBGOALS}

@@ -162,3 +162,9 @@ def target_range(config: Config, spec: Spec, low: float, high: float) -> tuple[f
     """All that steps to a goal can be worth, whatever rewards were logged."""
     del spec, low, high
     return goals.value_bounds(config.goals, config.discount)
+
+
+def unused(config: Config) -> dict[str, str]:
+    """Settings that do nothing; see `rl.agents.unused`."""
+    del config
+    return goals.NO_SUBGOALS

@@ -164,7 +164,7 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
     Raises:
       ValueError: integer actions, a spec without goals, or observations that are neither entities nor vectors.
     """
-    require(spec, "hecrl", discrete=False)
+    require(spec, "hecrl", discrete=False, instead="gcbc, gcivl or hiql")
     nets = networks(config, spec, head)
     value, member, policy, proposal = nets
     critic = ensemble(member, 2)

@@ -134,3 +134,6 @@ def learner(
 
     built = Learner(init, update, act, continuation, explore=act, critics=critics)
     return augmented(built, spec, config.network)
+
+
+unused = flow_policy.unused

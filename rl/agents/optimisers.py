@@ -42,10 +42,10 @@ class Adam:
             raise ValueError(
                 f"warm_up={self.warm_up} must be at least 0 and less than decay_updates={self.decay_updates}"
             )
-        if self.learning_rate < 0:
+        if not self.learning_rate >= 0:
             raise ValueError(f"learning_rate={self.learning_rate} must be at least 0; 0 is the agent's")
         for name in ("clip", "weight_decay"):
-            if getattr(self, name) < 0:
+            if not getattr(self, name) >= 0:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 0; 0 turns it off")
         if not self.epsilon > 0:
             raise ValueError(f"epsilon={self.epsilon} must be positive")

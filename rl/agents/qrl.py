@@ -13,7 +13,7 @@ With a quasimetric ``d`` (`rl.networks.quasimetric`, IQE) of latent states ``phi
 Triangle inequalities carry the bound on one step to all paths, so that ``d`` is pushed up until it is the number of
 steps of the shortest path. ``L_pi`` has goals of its own; ``awr`` has no dynamics.
 
-No value is regressed on: a head is accepted, so that the agent runs under the same flags as the rest, and unused.
+No value is regressed on: `make` takes a head, as every agent's does, and does not use it; scripts refuse one.
 
 Paper and code. This is OGBench's code (Park et al. 2025): lambda is the exponential of a parameter that starts at 0
 (paper: its softplus), all losses are taken at the same parameters and moved along at once, and policies are normal with
@@ -186,4 +186,5 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
 def unused(config: Config) -> dict[str, str]:
     """Settings that do nothing; see `rl.agents.unused`."""
     del config
-    return dict.fromkeys(goals.OF_REWARDS, "qrl reads neither rewards nor discounts")
+    rewards = dict.fromkeys(goals.OF_REWARDS, "qrl reads neither rewards nor discounts")
+    return {**rewards, **goals.NO_SUBGOALS}

@@ -41,7 +41,7 @@ from rl.values.heads import ValueHead
 
 @dataclasses.dataclass(frozen=True)
 class Config(td3.Config):
-    """Hyper-parameters; defaults are the paper's for D4RL locomotion."""
+    """Hyper-parameters; defaults are the paper's for D4RL locomotion, but for where LayerNorm stands (see above)."""
 
     policy_cloning: float = 0.05  # beta_1, in the policy's loss; the paper's grid: 0.001, 0.01, 0.05, 0.1
     critic_cloning: float = 0.01  # beta_2, in targets; the paper's grid: 0, 0.001, 0.01, 0.1, 0.5
@@ -75,8 +75,8 @@ def check_data(config: Config, logged: Transition | None) -> None:
     if share < 0.5:
         raise ValueError(
             f"critic_cloning={config.critic_cloning} compares next actions with those of the data, and only "
-            f"{share:.0%} of the steps have one (those in no order have none, nor have rollouts in a model): give "
-            "critic_cloning=0, or steps in order"
+            f"{share:.0%} of the steps have one (those in no order have none, nor have rollouts in a model, nor chunks "
+            "after which no whole chunk follows): give critic_cloning=0, or steps in order, or shorter chunks"
         )
 
 
@@ -87,3 +87,6 @@ def target_range(config: Config, spec: Spec, low: float, high: float) -> tuple[f
     """
     penalty = 4 * spec.action_size * config.critic_cloning * config.discount
     return low - for_ever(penalty, config.discount), high
+
+
+unused = td3.unused

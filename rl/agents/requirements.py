@@ -28,11 +28,18 @@ _NOT_NEGATIVE = (
 _FINITE = ("steering", "bias", "target_entropy", "maximum")
 
 
-def require(spec: Spec, agent: str, *, discrete: bool) -> None:
-    """Raises ValueError if ``agent`` cannot handle the kind of action in ``spec``."""
+def require(spec: Spec, agent: str, *, discrete: bool, instead: str = "") -> None:
+    """Raises ValueError if ``agent`` cannot handle the kind of action in ``spec``.
+
+    Args:
+      spec: of observations and actions.
+      agent: its name.
+      discrete: whether it acts in integers.
+      instead: agents to recommend, where those that learn from rewards will not do.
+    """
     if spec.discrete != discrete:
         have = "integer" if spec.discrete else "continuous"
-        use = (
+        use = instead or (
             "dqn, or from a log also cql, iql or bc"
             if spec.discrete
             else "sac, td3, arsq, cqn, or from a log also iql, cql, td3_bc, rebrac, sac_n, edac, fql, ifql, deas or bc"

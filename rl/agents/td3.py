@@ -165,3 +165,10 @@ def learner(
         return head.value(critic.apply(state.params["critic"], observation, action))
 
     return augmented(Learner(init, update, act, value, explore, critics=critics), spec, config.network)
+
+
+def unused(config: Config) -> dict[str, str]:
+    """Settings that do nothing; see `rl.agents.unused`."""
+    if config.aggregation == "pessimistic":
+        return {}
+    return {"deviations": "it is of aggregation=pessimistic"}

@@ -37,3 +37,6 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
         return cloning - config.alpha * losses.q_scale(q) * q.mean(), {"cloning": cloning}
 
     return td3.learner(config, spec, head, optimiser, objective)
+
+
+unused = td3.unused

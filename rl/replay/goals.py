@@ -69,6 +69,8 @@ class Hindsight:
 
 OF_REWARDS = ("goals.negative", "goals.mask")
 """The fields of an agent's ``goals`` that make rewards and discounts, and change no goal."""
+NO_SUBGOALS = {"goals.subgoal_steps": "the agent has no subgoals"}
+"""What an agent without subgoals says of its ``goals``: see `rl.agents.unused`."""
 
 
 class Trajectories(NamedTuple):
@@ -255,7 +257,7 @@ def check_probabilities(hindsight: Hindsight, prefix: str = "") -> None:
     for name in ("value", "actor"):
         goals = getattr(hindsight, name)
         shares = (goals.current, goals.future, goals.random)
-        if min(shares) < 0 or abs(sum(shares) - 1) > 1e-5:
+        if not all(share >= 0 for share in shares) or not abs(sum(shares) - 1) <= 1e-5:  # nor NaN
             raise ValueError(
                 f"{prefix}goals.{name}: probabilities must be at least 0 and sum to 1, not current={goals.current} + "
                 f"future={goals.future} + random={goals.random} = {sum(shares):g}"

@@ -36,3 +36,10 @@ def target_range(config: Config, spec: Spec, low: float, high: float) -> tuple[f
     if spec.discrete or not config.backup_entropy or config.max_backup:
         return low, high
     return sac_n.target_range(sac_n.Config(discount=config.discount), spec, low, high)
+
+
+def unused(config: Config) -> dict[str, str]:
+    """Settings that do nothing; see `rl.agents.unused`."""
+    if not config.max_backup:
+        return {}
+    return {"backup_entropy": "with max_backup targets leave the entropy out"}

@@ -6,7 +6,8 @@ of exp(Q) over their densities, not of the mean, as in the authors' code, where 
 from. ``y`` leaves the entropy out unless
 ``backup_entropy``, or takes each critic's best of ``samples`` actions, and then the smaller critic, with
 ``max_backup``, both as there. Layers start as there, in rlkit, but for its taking a layer's outputs for its inputs.
-Differences: there the temperature moves first, and the policy may be warmed up by behaviour cloning.
+Differences: there the temperature moves first, the policy may be warmed up by behaviour cloning, and its log deviation
+stops at -20, here at -5.
 """
 
 from __future__ import annotations
