@@ -343,9 +343,15 @@ def reporting(main: Callable[[list[str]], None]) -> Callable[[list[str]], None]:
                     hosts.wait()
                     raise
                 hosts.wait()
-        except (train.Interrupted, KeyboardInterrupt) as stop:
-            print(str(stop) or "stopped; the same command starts from the last checkpoint", file=sys.stderr)
+        except train.Interrupted as stop:
+            print(stop, file=sys.stderr)
             raise SystemExit(130) from None
+        except KeyboardInterrupt:
+            print(
+                "stopped; the same command starts from the last checkpoint, if there is one", file=sys.stderr
+            )
+            _flush()
+            os._exit(130)  # a program may still run on the device, and Python's exit take its memory away
         except Exception as error:
             several = hosts.several()
             if shard.is_loss(error):

@@ -116,15 +116,15 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
             axis="environment steps",
             leaves=(interaction.ACTORS,),
         )
-        _print_notes(settings, config)
+        _print_notes(settings, config, stream.spec)
         trainer, exported = make_trainer(settings, stream, loop), interaction.exported(config)
         return interaction.train(settings, this, trainer, loop.learner, Transform(), **exported)
 
 
-def _print_notes(settings: Settings, config: Any) -> None:
+def _print_notes(settings: Settings, config: Any, spec: Spec) -> None:
     """Prints which flags do nothing."""
     notes.note_unused_head(settings)
-    notes.note_unused_by_agent("mbpo", settings, config, "env")
+    notes.note_unused_by_agent("mbpo", settings, config, "env", spec)
     usual, _ = presets.usual("mbpo", settings, config, "env")
     notes.note_unread(settings, usual, unused(settings))
 

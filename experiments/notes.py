@@ -14,10 +14,12 @@ import numpy as np
 
 from experiments import common, flags, presets
 from experiments.common import Head
-from rl import agents, data, log, outcomes, run_folder
+from rl import agents, data, log, nest, outcomes, run_folder
 from rl.replay import traces
 from rl.types import Spec
 from rl.values import heads
+
+_OF_IMAGES = ("network.encoder", "network.shift")
 
 
 def note_unused(settings: Any, needed: str, *names: str) -> None:
@@ -47,7 +49,7 @@ def note_unread(chosen: Any, usual: Any, unread: Mapping[str, str], prefix: str 
                 print(f"note: --{prefix}{name} changes nothing: {why}", file=sys.stderr)
 
 
-def note_unused_by_agent(script: str, settings: Any, config: Any, task: str) -> None:
+def note_unused_by_agent(script: str, settings: Any, config: Any, task: str, spec: Spec) -> None:
     """Prints which of the agent's own flags were chosen and do nothing, if its module tells (`rl.agents.unused`).
 
     Args:
@@ -55,9 +57,15 @@ def note_unused_by_agent(script: str, settings: Any, config: Any, task: str) -> 
       settings: of the run.
       config: the agent's hyper-parameters.
       task: the field of ``settings`` that names the task.
+      spec: of observations and actions.
     """
     _, usual = presets.usual(script, settings, config, task)
-    note_unread(config, usual, common.unread(settings, config), "agent.")
+    of_images = {} if _has_images(spec) else dict.fromkeys(_OF_IMAGES, "no observation is an image")
+    note_unread(config, usual, {**common.unread(settings, config), **of_images}, "agent.")
+
+
+def _has_images(spec: Spec) -> bool:
+    return any(len(shape) == 3 for shape in nest.leaves(spec.observation_shape))
 
 
 def note_unused_head(settings: Any) -> None:
@@ -124,8 +132,9 @@ def note_n_step(settings: Any, config: Any, spec: Spec) -> None:
 
 def show_note(settings: Any, loaded: data.Loaded) -> None:
     """Prints what there is to know of the data; where to evaluate only if anything is evaluated."""
-    if loaded.note and (settings.eval_episodes or "--environment" not in loaded.note):
-        print(f"note: {loaded.note}", file=sys.stderr)
+    for note in filter(None, loaded.note.split("; ")):
+        if settings.eval_episodes or "--environment" not in note:
+            print(f"note: {note}", file=sys.stderr)
 
 
 def parts(result: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:

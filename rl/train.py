@@ -11,10 +11,12 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import os
 import signal
+import socket
 import sys
 import threading
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -31,6 +33,7 @@ from rl.types import Actor, Array, Key, Learner, Metrics, State, Transition
 STACKED = State(params=0, target=0, optimiser=0, step=None)
 
 NEVER = np.int32(np.iinfo(np.int32).max)  # the step of what did not happen
+PATIENCE = 3.0  # seconds that Python has to stop by itself after a second Ctrl-C
 
 # Of any agent: some only clone, and some have such a head already.
 AGAINST_DIVERGENCE = (
@@ -392,25 +395,53 @@ def stop_requests() -> Iterator[list[int]]:
 
     Yields the list of signals received, empty while there is none. Elsewhere than in the main thread, where
     Python allows no handlers, nothing is collected.
+
+    While a compiled program runs, or is compiled, Python calls no handler. So a thread answers each signal, and ends
+    the process where the second Ctrl-C has not done it within `PATIENCE` seconds.
     """
     received: list[int] = []
 
     def remember(number: int, _: Any) -> None:
         if received and number == signal.SIGINT:
             raise KeyboardInterrupt
-        if not received:
-            print("\nstopping after this epoch; Ctrl-C again stops at once and loses it", file=sys.stderr)
         received.append(number)
 
     if threading.current_thread() is not threading.main_thread():
         yield received
         return
-    before = {number: signal.signal(number, remember) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers, ended = (signal.SIGINT, signal.SIGTERM), threading.Event()
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    threading.Thread(target=_answer, args=(reader, numbers, ended), daemon=True).start()
+    before = {number: signal.signal(number, remember) for number in numbers}
+    descriptor = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
     try:
         yield received
     finally:
+        ended.set()
+        signal.set_wakeup_fd(descriptor)
         for number, handler in before.items():
             signal.signal(number, handler)
+        writer.close()
+
+
+def _answer(reader: socket.socket, numbers: Sequence[int], ended: threading.Event) -> None:
+    """Says that a signal has come, each a byte, until the other end is closed; see `stop_requests`."""
+    is_first = True
+    with reader:
+        while number := reader.recv(1):
+            if number[0] not in numbers:
+                continue
+            if is_first:
+                print(
+                    "\nstopping after this epoch; Ctrl-C again stops at once and loses it",
+                    file=sys.stderr,
+                    flush=True,
+                )
+            elif number[0] == signal.SIGINT and not ended.wait(PATIENCE):
+                print("stopped", file=sys.stderr, flush=True)
+                os._exit(128 + signal.SIGINT)  # no exception reaches a thread inside a compiled program
+            is_first = False
 
 
 def check_finite(report: Report) -> None:

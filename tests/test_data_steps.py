@@ -468,7 +468,9 @@ def test_a_number_of_actions_that_is_guessed_is_noted():
     log = episodes([4]) | {"actions": np.array([0, 5, 1, 1])}
     dataset = from_steps(**log, source="", discrete=True)
     alone = loaded(dataset, environment=None, source="", note="mine")
-    assert alone.note == "mine; 6 actions, as the largest in the log is 5: if there are more, give choices="
+    assert alone.note.startswith(
+        "mine; 6 actions, as the largest in the log is 5: if there are more, name the env"
+    )
     assert not loaded(dataset, environment=None, source="", choices=9).note
     assert not loaded(dataset, environment="Mine-v0", source="").note
 

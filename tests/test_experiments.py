@@ -820,6 +820,14 @@ def test_supports_hold_the_ends_that_targets_add(tmp_path: Path) -> None:
     assert low(model_based, "hopper", without) == pytest.approx(2.5)
 
 
+def test_settings_of_images_are_noted_where_there_are_none(capsys: pytest.CaptureFixture[str]) -> None:
+    chosen = config("bc", network=Architecture(shift=4))
+    for shape in ((3,), {"view": (8, 8, 3), "speed": (2,)}):
+        notes.note_unused_by_agent("offline", offline.Settings(agent="bc"), chosen, "dataset", Spec(shape, 1))
+    noted = [line for line in capsys.readouterr().err.splitlines() if "network" in line]
+    assert noted == ["note: --agent.network.shift changes nothing: no observation is an image"]
+
+
 def test_rollouts_in_a_model_have_no_next_actions_for_rebrac() -> None:
     row = mbpo.rolled_row(Spec((3,), 1))
     agents.check_data("rebrac", rebrac.Config(critic_cloning=0.0), row)
@@ -883,11 +891,16 @@ def test_integer_actions_that_were_never_logged_are_no_mismatch() -> None:
     ids=lambda x: type(x).__name__ if isinstance(x, BaseException) else "",
 )
 def test_errors_end_with_their_message(
-    error: BaseException, code: int, message: str, capsys: pytest.CaptureFixture[str]
+    error: BaseException,
+    code: int,
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def main(_: Sequence[str]) -> None:
         raise error
 
+    monkeypatch.setattr(os, "_exit", sys.exit)  # after Ctrl-C nothing waits for what runs on the device
     with pytest.raises(SystemExit) as stopped:
         flags.reporting(main)([])
     assert stopped.value.code == code
@@ -1585,7 +1598,8 @@ def test_flags_that_change_nothing_are_named(capsys: pytest.CaptureFixture[str])
 def test_flags_of_an_agent_that_change_nothing_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     """Those that were given, and not those that a preset sets: crl's has none of these, hecrl's a radius of its own."""
     settings, hecrl = goals.Settings(agent="hecrl"), agents.get("hecrl").Config
-    note = lambda settings, config: notes.note_unused_by_agent("goals", settings, config, "dataset")
+    spec = Spec((3,), 1)
+    note = lambda settings, config: notes.note_unused_by_agent("goals", settings, config, "dataset", spec)
     note(settings, hecrl(filtered=False))
     note(settings, hecrl(radius=-20.0))
     note(offline.Settings(agent="iql"), agents.get("iql").Config(expectile=0.9))
@@ -1633,10 +1647,10 @@ def test_flags_that_a_models_loss_does_not_read_are_named(capsys: pytest.Capture
         overrides = {"env": "Hopper-v5", "model_loss": loss}
         settings, config = presets.resolve("mbpo", mbpo.PUBLISHED, common.config, "env", overrides)
         assert settings.preset == "paper" and settings.loss.normalise is False
-        mbpo._print_notes(settings, config)
+        mbpo._print_notes(settings, config, Spec((11,), 3))
         assert not capsys.readouterr().err
         settings, config = presets.resolve("mbpo", mbpo.Settings(), common.config, "env", overrides | given)
-        mbpo._print_notes(settings, config)
+        mbpo._print_notes(settings, config, Spec((11,), 3))
         lines = capsys.readouterr().err.splitlines()
         assert {line.split()[1] for line in lines} == {f"--{name}" for name in expected}
 

@@ -216,6 +216,30 @@ def test_a_longer_run_continues_to_the_bits_of_one(
         learn(run(tmp_path, 3))
 
 
+@pytest.mark.slow
+def test_ctrl_c_is_answered_while_a_program_runs() -> None:
+    """Python calls no handler then. It is said at once, and the second one ends the process."""
+    script = """
+import jax, jax.numpy as jnp
+from rl import train
+forever = jax.jit(lambda x: jax.lax.while_loop(lambda x: x < 2, lambda x: x / 2, x))
+train.PATIENCE = 0.2
+with train.stop_requests():
+    print("begun", flush=True)
+    forever(jnp.ones(())).block_until_ready()
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout and process.stdout.readline() == "begun\n"
+    time.sleep(1)  # until the program runs
+    process.send_signal(signal.SIGINT)
+    said = [process.stderr.readline() for _ in range(2)] if process.stderr else []
+    assert "stopping after this epoch" in said[1] and process.poll() is None
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=60) == 130
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_request_to_stop_is_granted_after_a_checkpoint(number: int, whole: Path, tmp_path: Path) -> None:
     """Although none is due; and what is then left is where the next one starts."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -208,6 +209,13 @@ def test_distractors_end_no_episode() -> None:
     assert termination.of_environment("Hopper-v5") is termination.hopper
 
 
+def test_an_environment_of_ones_own_brings_its_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "with_a_rule.py").write_text("def terminates(observation): return observation[..., 0] < 0")
+    monkeypatch.syspath_prepend(tmp_path)
+    rule = termination.of_environment("with_a_rule:Fall-v0+noise2")
+    assert rule(np.array([[-1.0, 5, np.nan, 2], [1.0, 5, 0, -2]])).tolist() == [True, False]
+
+
 def test_an_environment_without_a_rule_is_refused() -> None:
     with pytest.raises(ValueError, match=r"no termination rule for 'hoper-medium-v2': did you mean 'hopper'"):
         termination.of("hoper-medium-v2")
@@ -225,6 +233,8 @@ def test_an_environment_without_a_rule_is_refused() -> None:
     ):
         with pytest.raises(ValueError, match="no termination rule"):
             termination.of(name)
+    with pytest.raises(ValueError, match=r"'point_mass:X-v0': give point_mass a function terminates\(obs"):
+        termination.of("point_mass:X-v0")
     assert termination.of("jax/Pendulum-v1") is termination.never
     assert termination.of("jax/hopper.hdf5") is termination.hopper
 

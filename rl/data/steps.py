@@ -183,7 +183,10 @@ def loaded(
     discrete = action.dtype.kind == "i"
     size = _count(action, choices, source) if discrete else action.shape[-1]
     if discrete and choices is None and environment is None:
-        guess = f"{size} actions, as the largest in the log is {size - 1}: if there are more, give choices="
+        guess = (
+            f"{size} actions, as the largest in the log is {size - 1}: if there are more, name the environment "
+            "(from Python: give choices)"
+        )
         note = "; ".join(filter(None, (note, guess)))
     shape = nest.map_structure(lambda x: x.shape[1:], dataset.transitions.observation)
     spec = Spec(shape, size, discrete)
@@ -476,6 +479,13 @@ def _boxed(actions: np.ndarray, rows: int, low: Any, high: Any, clip: bool, sour
             f"[{low[column]:g}, {high[column]:g}]. If they are in the environment's own units, divide them by its "
             "range (by 3 for [-3, 3]); if the simulator clips actions itself, load with --clip_actions "
             "(clip_actions=True)"
+        )
+    if far.any():
+        warnings.warn(
+            f"{source}: {np.count_nonzero(far):,} of {far.size:,} action values lie outside the action box and are "
+            f"clipped to it, by at most {excess.max():.3g}: right if the simulator did so, too; if they are in the "
+            "environment's own units, divide them by its range and leave --clip_actions out",
+            stacklevel=3,
         )
     actions = np.clip(actions, low, high)
     if (low == -1).all() and (high == 1).all():

@@ -6,6 +6,7 @@ part of them: a rollout is cut by its own length.
 
 from __future__ import annotations
 
+import importlib
 import math
 import pathlib
 import re
@@ -83,12 +84,16 @@ def of(name: str) -> Rule:
 
     The longest beginning counts: ``inverted_pendulum-mine`` is an inverted pendulum. A file is named by its own name,
     as its folders may be called anything; a dataset of Minari by any part of its name, ``mujoco/hopper/expert-v0``; one
-    that is given as a path by its last folder, or by these three.
+    that is given as a path by its last folder, or by these three. An environment of a module of the user's,
+    ``module:Name-v0``, has a rule if the module has a function ``terminates(observation)``, as those here are.
 
     Raises:
-      ValueError: no beginning is one of `RULES`; or the environment is of a module of the user's, whose rules nobody
-        here knows, or of dm_control, whose tasks have gymnasium's names and other observations.
+      ValueError: no beginning is one of `RULES`; or the environment is of a module of the user's, which has none,
+        or of dm_control, whose tasks have gymnasium's names and other observations.
     """
+    module = "" if name.startswith("minari:") else name.rpartition(":")[0]
+    if module and (rule := _of_module(module)):
+        return rule
     parts = name.lower().removeprefix("minari:").split("/")
     is_file = pathlib.PurePath(name).suffix in FILES
     if is_file:
@@ -105,10 +110,20 @@ def of(name: str) -> Rule:
                 if (task := "".join(words[:count])) in RULES:
                     return RULES[task]
     hint = "" if of_user else did_you_mean(re.split(r"[^a-z0-9]+", parts[-1])[0], RULES)
+    if module:
+        hint = f"give {module} a function terminates(observation), [..., O] to bool [...]: "
     raise ValueError(
         f"no termination rule for {name!r}: {hint}rollouts in a model must know where episodes end; there are rules "
         f"for {', '.join(RULES)}"
     )
+
+
+def _of_module(name: str) -> Rule | None:
+    """The rule of a module of the user's; None where it has none or cannot be imported, which makers of it explain."""
+    try:
+        return getattr(importlib.import_module(name), "terminates", None)
+    except ImportError:
+        return None
 
 
 def of_environment(environment: str) -> Rule:

@@ -9,6 +9,7 @@ import contextlib
 import difflib
 import importlib
 import math
+import re
 import string
 import warnings
 from collections.abc import Iterator
@@ -205,7 +206,11 @@ def _task(name: str, options: dict[str, Any]) -> gymnasium.Env:
     try:
         env = gymnasium.make(name, disable_env_checker=True, **options)
     except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
-        raise ImportError(f"environment {name!r} needs a package that cannot be imported: {error}") from error
+        newer = re.sub(r"-v[23]$", "-v5", name)
+        remedy = f". Use {newer}" if newer != name and newer in gymnasium.registry else ""
+        raise ImportError(
+            f"environment {name!r} needs a package that cannot be imported: {error}{remedy}"
+        ) from error
     except gymnasium.error.Error as error:
         raise ValueError(f"unknown environment {name!r} ({error}){_nearest(name)}") from None
     except Exception as error:  # simulators fail in their own ways, some with an empty message
