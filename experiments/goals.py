@@ -163,7 +163,6 @@ def _run(settings: Settings, config: Any, sweep: Mapping[str, list[float]], task
         },
         alike={"held_out": len(task.validation.end) if task.validation else 0},
         variants=logged.parameters(sweep),
-        leaves=(rollouts.FOLDER,),
         task_episodes=settings.eval_episodes,
     )
 
@@ -395,7 +394,7 @@ def render(
                 np.asarray(task.data.dataset.transitions.observation),
             )
             files = rollouts.draw(
-                this.folder / rollouts.FOLDER / label,
+                this.folder / run_folder.ROLLOUTS / label,
                 policy,
                 task.environment,
                 tasks(task.environment),

@@ -1,13 +1,17 @@
-"""Pictures of what a policy with goals does: one file for each task, from the start over subgoals to the goal.
+"""Pictures of what a policy does, from the start of an episode to its end.
 
-``rollouts/task1.png`` shows a maze, or cubes as a set of entities, from above: the ways, the goal, and the subgoals of
-agents that have some. That needs no renderer. ``rollouts/task1-frames.png`` shows frames of other environments from the
-start to the end, with the goal where the environment can show it, and ``rollouts/task1.gif`` the first episode.
+Without goals (`film`) ``rollouts/frames.png`` shows all episodes, and ``rollouts/episode1.gif`` the first of them.
+
+With goals (`draw`) there is a file for each task. ``rollouts/task1.png`` shows a maze, or cubes as a set of entities,
+from above: the ways, the goal, and the subgoals of agents that have some. That needs no renderer.
+``rollouts/task1-frames.png`` shows frames of other environments from the start to the end, with the goal where the
+environment can show it, and ``rollouts/task1.gif`` the first episode.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -24,8 +28,6 @@ from rl.nest import GOAL, OBSERVATION
 from rl.replay import transform
 from rl.replay.transform import Transform
 from rl.types import Actor, Array, Learner, State
-
-FOLDER = "rollouts"
 
 _SUBGOALS = 8  # drawn in an episode
 _CANDIDATES = 1000  # logged states that subgoals are looked for among, where they are no observations
@@ -111,6 +113,75 @@ def draw(
     return files
 
 
+def film(
+    folder: Path,
+    state: State,
+    actor: Actor,
+    environment: str,
+    count: int,
+    *,
+    index: int = 0,
+    base_seed: int = 0,
+    processes: int = 1,
+) -> list[Path]:
+    """Plays ``count`` episodes of one policy and draws their frames; returns the files.
+
+    Where no pictures can be had, that is said, and nothing is drawn.
+
+    Args:
+      folder: where the files go.
+      state, actor: of the policy.
+      environment: without goals.
+      count: episodes.
+      index, base_seed: as of `rl.evaluate.Evaluator`: which episodes.
+      processes: worker processes, at most one; 0: none.
+    """
+    every = max(1, time_limit(environment) // _FRAMES)
+    pictures: dict[int, list[Any]] = {}
+    time = itertools.count()
+    with pixels.headless():
+        if missing := no_pictures(environment, processes):
+            print(f"no frames of {environment}: {missing}", file=sys.stderr)
+            return []
+        with evaluate.evaluator(
+            acting.over_seeds(actor, 0),
+            environment,
+            seeds=1,
+            episodes=count,
+            copies=count,
+            processes=min(processes, 1),
+            base_seed=base_seed,
+        ) as episodes:
+
+            def watch(observation: Any, memory: Any, active: np.ndarray) -> None:
+                now, last = next(time), not active.any()
+                if last or now % every == 0:
+                    pictures[now] = episodes.render(active | last)
+
+            scores = episodes(jax.tree.map(lambda x: x[None], state), index, watch)
+    folder.mkdir(parents=True, exist_ok=True)
+    strips, files = {}, [folder / "frames.png"]
+    for number, (total, steps) in enumerate(
+        zip(scores["return"][0], scores["length"][0], strict=True), start=1
+    ):
+        frames = _frames(pictures, number - 1, int(steps))
+        shown = _spread(len(frames), _COLUMNS)
+        label = f"episode {number}: return {total:.4g} in {steps} steps"
+        strips[label] = {f"step {t}": frames[t] for i, t in enumerate(frames) if i in shown}
+        files.append(folder / f"episode{number}.gif")
+        plot.animation(files[-1], list(frames.values()))
+    plot.strips(files[0], strips, environment.rpartition("/")[2])
+    return files
+
+
+def _frames(pictures: Mapping[int, Sequence[Any]], number: int, steps: int) -> dict[int, np.ndarray]:
+    """{step: picture} of one of the episodes, which took so many; its end is in the last of all pictures."""
+    frames = {t: row[number] for t, row in pictures.items() if t < steps} | {
+        steps: pictures[max(pictures)][number]
+    }
+    return {t: frame for t, frame in frames.items() if isinstance(frame, np.ndarray)}
+
+
 def is_maze(view: TopView | None) -> bool:
     """Whether the top view shows all there is to see."""
     return view is not None and len(view.walls) > 0
@@ -165,9 +236,6 @@ def record(episodes: evaluate.Evaluator, policy: Policy, index: int, score: str,
         shown = [nest.map_structure(lambda x, i=i: x[i], seen) for seen, _, _ in moments[: steps + 1]]
         times = _spread(steps, _SUBGOALS) if pursued else []
         held = [jax.tree.map(lambda x, i=i: x[0, i], moments[t][1]) for t in times]
-        frames = {t: row[i] for t, row in pictures.items() if t < steps}
-        if every:
-            frames[steps] = pictures[len(moments) - 1][i]
         recorded.append(
             Episode(
                 np.stack([seen[OBSERVATION] for seen in shown]),
@@ -176,7 +244,7 @@ def record(episodes: evaluate.Evaluator, policy: Policy, index: int, score: str,
                 np.array(
                     [pursued(memory, shown[t]) for t, memory in zip(times, held, strict=True) if pursued]
                 ),
-                {t: frame for t, frame in frames.items() if isinstance(frame, np.ndarray)},
+                _frames(pictures, i, steps) if every else {},
                 goal if isinstance(goal := goals[i], np.ndarray) else None,
                 bool(scores[score][0, i]),
             )

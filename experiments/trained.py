@@ -2,6 +2,9 @@
 
     python -m experiments.trained --run=runs/hopper-medium-regen-v5/iql-scalar --episodes=100
     python -m experiments.trained --run=runs/hopper-medium-regen-v5/iql-scalar --environment=Hopper-v4
+    python -m experiments.trained --run=runs/hopper-medium-regen-v5/iql-scalar --render=3
+
+The last one draws three episodes, too: ``rollouts/frames.png`` and ``rollouts/episode1.gif`` in the run's folder.
 
 All seeds of the run are played, by what its newest checkpoint holds. Training evaluates in other episodes than these,
 so that a policy that was chosen by its scores is tested on new ones. Policies of `experiments.goals` are tested as
@@ -72,6 +75,7 @@ class Settings:
     episodes: int = 100  # of each seed's policy, and of each task of a run with goals
     seed: int = 0  # of the episodes
     eval_processes: int = -1  # worker processes for environments; -1: one per core, 0: none
+    render: int = 0  # episodes of the first seed to draw, in rollouts/ of the run's folder
     policy_estimates: int = 0  # updates of fitted Q-evaluation, in place of episodes; 0: play episodes
     dataset: str = ""  # for --policy_estimates: the run's data file, if it lies elsewhere now
     data_folder: str = ""  # for --policy_estimates: where named datasets lie, if not in their usual cache
@@ -451,7 +455,7 @@ def main(_: list[str]) -> None:
         raise ValueError("give the folder of a run: --run=runs/hopper-medium-regen-v5/iql-scalar")
     checks.not_negative(settings, "policy_estimates")
     if settings.policy_estimates:
-        unused = ("environment", "episodes", "seed", "eval_processes")
+        unused = ("environment", "episodes", "seed", "eval_processes", "render")
         if given := [name for name in unused if getattr(settings, name) != getattr(Settings, name)]:
             print(
                 f"note: --{', --'.join(given)} are of episodes, and --policy_estimates plays none",
@@ -463,8 +467,35 @@ def main(_: list[str]) -> None:
         return
     notes.note_unused(settings, "policy_estimates", "dataset", "data_folder")
     require_at_least_one(settings, "episodes", prefix="--")
+    checks.not_negative(settings, "render")
     policies = load(settings.run, settings.environment)
+    if settings.render and policies.environment.startswith(
+        tuple(prefix for prefix, _ in goals.PROTOCOLS.values())
+    ):
+        raise ValueError(
+            f"--render={settings.render}: episodes with goals are drawn by experiments.goals: give --render to the "
+            "command of the run, which is then not trained again"
+        )
     show(policies, scores(policies, settings), settings)
+    render(policies, settings)
+
+
+def render(policies: Policies, settings: Settings) -> None:
+    """Draws the first episodes that `scores` plays of the first seed, and of that of each variant of a sweep."""
+    seeds = policies.count // len(policies.labels)
+    for number, label in enumerate(policies.labels if settings.render else ()):
+        state, actor = policies.alone(number * seeds)
+        for file in rollouts.film(
+            expanded(settings.run) / run_folder.ROLLOUTS / label,
+            state,
+            actor,
+            policies.environment,
+            settings.render,
+            index=_NEW,
+            base_seed=settings.seed,
+            processes=0 if settings.eval_processes == 0 else 1,
+        ):
+            print(f"drawn: {file}", file=sys.stderr)
 
 
 def show(policies: Policies, played: Mapping[str, np.ndarray], settings: Settings) -> None:

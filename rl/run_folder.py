@@ -16,11 +16,11 @@ from jax.experimental import multihost_utils
 from rl import checkpoint, log
 from rl.data.files import expanded
 
-CHECKPOINTS, CURVE = "checkpoints", "curve.png"
+CHECKPOINTS, CURVE, ROLLOUTS = "checkpoints", "curve.png", "rollouts"
 OVERWRITE = "overwrite"  # an empty file in a folder whose run a sweep is to overwrite, until that run starts
 
 # What every run may leave in its folder, beside its config.json.
-_LEAVES = (log.METRICS, log.RESULT, CURVE, CHECKPOINTS, "events.out.tfevents.*")
+_LEAVES = (log.METRICS, log.RESULT, CURVE, CHECKPOINTS, ROLLOUTS, "events.out.tfevents.*")
 _NAMED = 5  # of the files that are in a run's way, how many a message names
 
 

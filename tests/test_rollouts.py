@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from experiments import rollouts
-from rl import plot
+from rl import acting, plot
 from rl.envs import two_rooms
 from rl.nest import GOAL, OBSERVATION
 from rl.replay.transform import Transform
@@ -94,6 +94,25 @@ def test_frames_go_from_the_start_to_the_end_and_then_to_the_goal(
             assert [int(x[0, 0, 0]) for x in row.values()] == [*range(steps + 1), 100 + steps]
     with Image.open(files[1]) as movie:
         assert movie.n_frames == 4 and movie.size == (6, 4)
+
+
+def test_episodes_without_goals_are_filmed_from_their_start_to_their_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Colours count the steps."""
+    strips: list[Any] = []
+    monkeypatch.setattr(plot, "strips", lambda path, rows, title: strips.append(rows))
+    actor = acting.actor(Learner(None, None, lambda state, observation, key: 0 * observation))
+    files = rollouts.film(tmp_path, STATE, actor, "toy_environments:Shown-v0", 2, processes=0)
+    assert [file.name for file in files] == ["frames.png", "episode1.gif", "episode2.gif"]
+    (rows,) = strips
+    assert [*rows] == [f"episode {i}: return 0 in 3 steps" for i in (1, 2)]
+    for row in rows.values():
+        assert [(name, int(x[0, 0, 0])) for name, x in row.items()] == [(f"step {t}", t) for t in range(4)]
+    with Image.open(files[2]) as movie:
+        assert movie.n_frames == 4 and movie.size == (6, 4)
+    assert not rollouts.film(tmp_path / "blind", STATE, actor, "toy_environments:Blind-v0", 1, processes=0)
+    assert "no frames of toy_environments:Blind-v0: OSError" in capsys.readouterr().err
 
 
 def test_without_a_renderer_that_is_said_and_nothing_is_lost(

@@ -15,7 +15,7 @@ import pytest
 import toy_environments
 from gymnasium.spaces import Box, Discrete
 
-from experiments import common, offline, online, trained
+from experiments import common, offline, online, rollouts, trained
 from rl import agents, checkpoint, data, envs, fitted_q, log, train
 from rl.replay import transform
 from rl.types import Spec
@@ -40,7 +40,9 @@ def again(folder: Path, index: int, **changes: Any) -> np.ndarray:
 
 
 @pytest.mark.slow
-def test_an_offline_run_of_a_sweep_in_chunks_acts_again_as_it_did(tmp_path: Path) -> None:
+def test_an_offline_run_of_a_sweep_in_chunks_acts_again_as_it_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With a support, standardised observations, chunks of actions and two variants: all that acting depends on."""
     folder = tmp_path / "run"
     chosen = offline.Settings(
@@ -86,6 +88,14 @@ def test_an_offline_run_of_a_sweep_in_chunks_acts_again_as_it_did(tmp_path: Path
     assert len(np.unique(each, axis=0)) == 4
     alone = [x.shape for x in jax.tree.leaves(policies.alone(3)[0].params)]
     assert alone == [x.shape[1:] for x in jax.tree.leaves(policies.state.params)]
+    # The first seed of each variant is drawn, if asked for.
+    filmed: list[Any] = []
+    monkeypatch.setattr(rollouts, "film", lambda *arguments, **_: filmed.append(arguments) or [])
+    for count in (0, 2):
+        trained.render(policies, trained.Settings(str(folder), render=count))
+    assert [(of[0].name, of[4]) for of in filmed] == [("expectile=0.6", 2), ("expectile=0.9", 2)]
+    for (_, state, *_), member in zip(filmed, (0, 2), strict=True):
+        jax.tree.map(np.testing.assert_array_equal, state.params, policies.alone(member)[0].params)
     # Critics see the same, and say the value of a chunk.
     task = offline.problem(chosen, [config("iql")])
     learner = common.learner("iql", config("iql"), task.loaded.spec, task.head, chunk=2)
