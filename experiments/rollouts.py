@@ -136,9 +136,8 @@ def film(
       index, base_seed: as of `rl.evaluate.Evaluator`: which episodes.
       processes: worker processes, at most one; 0: none.
     """
-    every = max(1, time_limit(environment) // _FRAMES)
     pictures: dict[int, list[Any]] = {}
-    time = itertools.count()
+    time, every = itertools.count(), 1
     with pixels.headless():
         if missing := no_pictures(environment, processes):
             print(f"no frames of {environment}: {missing}", file=sys.stderr)
@@ -154,7 +153,12 @@ def film(
         ) as episodes:
 
             def watch(observation: Any, memory: Any, active: np.ndarray) -> None:
+                nonlocal every
                 now, last = next(time), not active.any()
+                if len(pictures) == _FRAMES:  # of a longer episode every second one is kept
+                    every *= 2
+                    for earlier in [t for t in pictures if t % every]:
+                        del pictures[earlier]
                 if last or now % every == 0:
                     pictures[now] = episodes.render(active | last)
 
