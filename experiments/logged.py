@@ -94,11 +94,11 @@ def population(
     Raises:
       ValueError: a sweep of what does nothing beside the other settings.
     """
-    unread = common.unread(settings, config)
+    unread = [common.unread(settings, variant) for variant in variants(config, sweep)]
     for name in sweep:
-        if name in unread:
+        if all(name in of_run for of_run in unread):
             raise ValueError(
-                f"a sweep of {name}: all its runs would be the same, because {name} changes nothing: {unread[name]}"
+                f"a sweep of {name}: it changes nothing, so that its runs would be the same: {unread[0][name]}"
             )
     runs = train.population(
         make,

@@ -136,8 +136,8 @@ def film(
       index, base_seed: as of `rl.evaluate.Evaluator`: which episodes.
       processes: worker processes, at most one; 0: none.
     """
-    pictures: dict[int, list[Any]] = {}
-    time, every = itertools.count(), 1
+    reels = [_Reel() for _ in range(count)]
+    time = itertools.count()
     with pixels.headless():
         if missing := no_pictures(environment, processes):
             print(f"no frames of {environment}: {missing}", file=sys.stderr)
@@ -153,22 +153,26 @@ def film(
         ) as episodes:
 
             def watch(observation: Any, memory: Any, active: np.ndarray) -> None:
-                nonlocal every
                 now, last = next(time), not active.any()
-                if len(pictures) == _FRAMES:  # of a longer episode every second one is kept
-                    every *= 2
-                    for earlier in [t for t in pictures if t % every]:
-                        del pictures[earlier]
-                if last or now % every == 0:
-                    pictures[now] = episodes.render(active | last)
+                due = np.array(
+                    [last or (on and reel.due(now)) for reel, on in zip(reels, active, strict=True)]
+                )
+                for reel, picture in zip(reels, episodes.render(due) if due.any() else (), strict=False):
+                    if isinstance(picture, np.ndarray):
+                        reel.frames[now] = picture
 
             scores = episodes(jax.tree.map(lambda x: x[None], state), index, watch)
     folder.mkdir(parents=True, exist_ok=True)
+    for earlier in folder.glob("episode*.gif"):
+        earlier.unlink()
     strips, files = {}, [folder / "frames.png"]
     for number, (total, steps) in enumerate(
         zip(scores["return"][0], scores["length"][0], strict=True), start=1
     ):
-        frames = _frames(pictures, number - 1, int(steps))
+        frames = reels[number - 1].frames
+        frames = {
+            min(t, int(steps)): picture for t, picture in frames.items()
+        }  # the end is looked at last of all
         shown = _spread(len(frames), _COLUMNS)
         label = f"episode {number}: return {total:.4g} in {steps} steps"
         strips[label] = {f"step {t}": frames[t] for i, t in enumerate(frames) if i in shown}
@@ -178,12 +182,19 @@ def film(
     return files
 
 
-def _frames(pictures: Mapping[int, Sequence[Any]], number: int, steps: int) -> dict[int, np.ndarray]:
-    """{step: picture} of one of the episodes, which took so many; its end is in the last of all pictures."""
-    frames = {t: row[number] for t, row in pictures.items() if t < steps} | {
-        steps: pictures[max(pictures)][number]
-    }
-    return {t: frame for t, frame in frames.items() if isinstance(frame, np.ndarray)}
+class _Reel:
+    """Frames of one episode by their step, at most `_FRAMES` and its end: of a longer one every second is kept."""
+
+    def __init__(self) -> None:
+        self.frames: dict[int, np.ndarray] = {}
+        self._every = 1
+
+    def due(self, now: int) -> bool:
+        """Whether this step is to be shown."""
+        if len(self.frames) == _FRAMES:
+            self._every *= 2
+            self.frames = {t: frame for t, frame in self.frames.items() if t % self._every == 0}
+        return now % self._every == 0
 
 
 def is_maze(view: TopView | None) -> bool:
@@ -240,6 +251,9 @@ def record(episodes: evaluate.Evaluator, policy: Policy, index: int, score: str,
         shown = [nest.map_structure(lambda x, i=i: x[i], seen) for seen, _, _ in moments[: steps + 1]]
         times = _spread(steps, _SUBGOALS) if pursued else []
         held = [jax.tree.map(lambda x, i=i: x[0, i], moments[t][1]) for t in times]
+        frames = {t: row[i] for t, row in pictures.items() if t < steps}
+        if every:
+            frames[steps] = pictures[len(moments) - 1][i]
         recorded.append(
             Episode(
                 np.stack([seen[OBSERVATION] for seen in shown]),
@@ -248,7 +262,7 @@ def record(episodes: evaluate.Evaluator, policy: Policy, index: int, score: str,
                 np.array(
                     [pursued(memory, shown[t]) for t, memory in zip(times, held, strict=True) if pursued]
                 ),
-                _frames(pictures, i, steps) if every else {},
+                {t: frame for t, frame in frames.items() if isinstance(frame, np.ndarray)},
                 goal if isinstance(goal := goals[i], np.ndarray) else None,
                 bool(scores[score][0, i]),
             )

@@ -61,6 +61,7 @@ from rl.values import heads
 from rl.values.heads import ValueHead
 
 _NEW = 2**31 - 1  # number of an evaluation that no training gets to
+_RENDERED = 20  # episodes at most: they are all played at once
 
 # Scripts of which a setting tells that a run is theirs.
 _SETTING = {"goals": "protocol", "model_based": "truth", "mbpo": "model_loss"}
@@ -467,7 +468,8 @@ def main(_: list[str]) -> None:
         return
     notes.note_unused(settings, "policy_estimates", "dataset", "data_folder")
     require_at_least_one(settings, "episodes", prefix="--")
-    checks.not_negative(settings, "render")
+    if not 0 <= settings.render <= _RENDERED:
+        raise ValueError(f"--render={settings.render} must lie between 0 and {_RENDERED}")
     policies = load(settings.run, settings.environment)
     if settings.render and policies.environment.startswith(
         tuple(prefix for prefix, _ in goals.PROTOCOLS.values())
@@ -481,7 +483,7 @@ def main(_: list[str]) -> None:
 
 
 def render(policies: Policies, settings: Settings) -> None:
-    """Draws the first episodes that `scores` plays of the first seed, and of that of each variant of a sweep."""
+    """Draws new episodes of the first seed, and of that of each variant of a sweep."""
     seeds = policies.count // len(policies.labels)
     for number, label in enumerate(policies.labels if settings.render else ()):
         state, actor = policies.alone(number * seeds)

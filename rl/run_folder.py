@@ -20,7 +20,10 @@ CHECKPOINTS, CURVE, ROLLOUTS = "checkpoints", "curve.png", "rollouts"
 OVERWRITE = "overwrite"  # an empty file in a folder whose run a sweep is to overwrite, until that run starts
 
 # What every run may leave in its folder, beside its config.json.
-_LEAVES = (log.METRICS, log.RESULT, CURVE, CHECKPOINTS, ROLLOUTS, "events.out.tfevents.*")
+_LEAVES = (
+    *(log.METRICS, log.RESULT, CURVE, CHECKPOINTS, "events.out.tfevents.*"),
+    *(f"{ROLLOUTS}/{name}" for name in ("frames.png", "episode*.gif", "*/frames.png", "*/episode*.gif")),
+)
 _NAMED = 5  # of the files that are in a run's way, how many a message names
 
 

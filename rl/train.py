@@ -7,6 +7,7 @@ nothing crosses to the host before it ends. The key of update ``t`` depends on t
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import dataclasses
 import functools
@@ -16,7 +17,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -34,6 +35,7 @@ STACKED = State(params=0, target=0, optimiser=0, step=None)
 
 NEVER = np.int32(np.iinfo(np.int32).max)  # the step of what did not happen
 PATIENCE = 3.0  # seconds that Python has to stop by itself after a second Ctrl-C
+_STOPS = (signal.SIGINT, signal.SIGTERM)
 
 # Of any agent: some only clone, and some have such a head already.
 AGAINST_DIVERGENCE = (
@@ -396,12 +398,15 @@ def stop_requests() -> Iterator[list[int]]:
     Yields the list of signals received, empty while there is none. Elsewhere than in the main thread, where
     Python allows no handlers, nothing is collected.
 
-    While a compiled program runs, or is compiled, Python calls no handler. So a thread answers each signal, and ends
-    the process where the second Ctrl-C has not done it within `PATIENCE` seconds.
+    While a compiled program runs, or is compiled, Python calls no handler. So a thread answers each signal. Where
+    Python has not done so within `PATIENCE` seconds of the second Ctrl-C, it ends the process; in a notebook or a
+    prompt it does not, as all that is in memory would be lost.
     """
     received: list[int] = []
+    answers = _Answers()
 
     def remember(number: int, _: Any) -> None:
+        answers.handled += 1
         if received and number == signal.SIGINT:
             raise KeyboardInterrupt
         received.append(number)
@@ -409,39 +414,57 @@ def stop_requests() -> Iterator[list[int]]:
     if threading.current_thread() is not threading.main_thread():
         yield received
         return
-    numbers, ended = (signal.SIGINT, signal.SIGTERM), threading.Event()
     reader, writer = socket.socketpair()
     writer.setblocking(False)
-    threading.Thread(target=_answer, args=(reader, numbers, ended), daemon=True).start()
-    before = {number: signal.signal(number, remember) for number in numbers}
+    threading.Thread(target=answers.serve, args=(reader,), daemon=True).start()
+    before = {number: signal.signal(number, remember) for number in _STOPS}
     descriptor = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
     try:
         yield received
     finally:
-        ended.set()
+        answers.ended.set()
         signal.set_wakeup_fd(descriptor)
         for number, handler in before.items():
             signal.signal(number, handler)
         writer.close()
 
 
-def _answer(reader: socket.socket, numbers: Sequence[int], ended: threading.Event) -> None:
-    """Says that a signal has come, each a byte, until the other end is closed; see `stop_requests`."""
-    is_first = True
-    with reader:
-        while number := reader.recv(1):
-            if number[0] not in numbers:
-                continue
-            if is_first:
-                print(
-                    "\nstopping after this epoch; Ctrl-C again stops at once and loses it",
-                    file=sys.stderr,
-                    flush=True,
-                )
-            elif number[0] == signal.SIGINT and not ended.wait(PATIENCE):
-                print("stopped", file=sys.stderr, flush=True)
-                os._exit(128 + signal.SIGINT)  # no exception reaches a thread inside a compiled program
-            is_first = False
+class _Answers:
+    """What `stop_requests` says of signals, from a thread that hears of them at once."""
+
+    def __init__(self) -> None:
+        self.handled = 0  # how many Python's own handler has had
+        self.ended = threading.Event()
+
+    def serve(self, reader: socket.socket) -> None:
+        """Answers each signal, a byte, until the other end is closed."""
+        count = 0
+        with reader:
+            while number := reader.recv(1):
+                if number[0] not in _STOPS:
+                    continue
+                count += 1
+                if count == 1:
+                    text = "\nstopping after this epoch; Ctrl-C again stops at once and loses it"
+                    print(text, file=sys.stderr, flush=True)
+                elif number[0] == signal.SIGINT and not self.ended.wait(PATIENCE) and self.handled < count:
+                    if hasattr(builtins, "__IPYTHON__") or hasattr(sys, "ps1"):
+                        print(
+                            "stopping as soon as the program that runs has ended", file=sys.stderr, flush=True
+                        )
+                    else:
+                        print("stopped", file=sys.stderr, flush=True)
+                        os._exit(128 + signal.SIGINT)
+
+
+def _be_deaf() -> None:
+    """In a forked process, which has inherited the other end: its signals are none of its parent's."""
+    with contextlib.suppress(ValueError):  # not in the main thread
+        signal.set_wakeup_fd(-1)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_be_deaf)
 
 
 def check_finite(report: Report) -> None:

@@ -750,7 +750,7 @@ def test_a_sweep_of_discounts_has_a_support_for_all(
         (
             {"deviations": [0.5, 2.0]},
             {"agent": "td3"},
-            "sweep of deviations: all its runs would be the same, .* of aggregation=pessimistic",
+            "sweep of deviations: it changes nothing, .* would be the same: it is of aggregation=pessimistic",
         ),
         ({"chunk_discount": [0.5, 0.9]}, {"agent": "deas"}, "sweep of chunk_discount: .* it is of --chunk"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import functools
 import itertools
@@ -220,24 +221,46 @@ def test_a_longer_run_continues_to_the_bits_of_one(
 def test_ctrl_c_is_answered_while_a_program_runs() -> None:
     """Python calls no handler then. It is said at once, and the second one ends the process."""
     script = """
-import jax, jax.numpy as jnp
+import os, signal, time, jax, jax.numpy as jnp
 from rl import train
-forever = jax.jit(lambda x: jax.lax.while_loop(lambda x: x < 2, lambda x: x / 2, x))
-train.PATIENCE = 0.2
-with train.stop_requests():
+forever = jax.jit(lambda x: jax.lax.while_loop(lambda x: x < 2, lambda x: x / 2, x)).lower(jnp.ones(())).compile()
+with train.stop_requests() as received:
+    child = os.fork()
+    if not child:
+        while not received:
+            time.sleep(0.01)
+        os._exit(0)
+    os.kill(child, signal.SIGTERM)  # is not taken for one of this process
+    os.waitpid(child, 0)
+    train.PATIENCE = 0.2
     print("begun", flush=True)
     forever(jnp.ones(())).block_until_ready()
 """
     process = subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    assert process.stdout and process.stdout.readline() == "begun\n"
+    assert process.stdout and process.stderr and process.stdout.readline() == "begun\n"
     time.sleep(1)  # until the program runs
     process.send_signal(signal.SIGINT)
-    said = [process.stderr.readline() for _ in range(2)] if process.stderr else []
-    assert "stopping after this epoch" in said[1] and process.poll() is None
+    said = ""
+    while "stopping after this epoch" not in said:
+        line = process.stderr.readline()
+        assert line and "stopped" not in line, said
+        said += line
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=60) == 130
+
+
+def test_a_second_ctrl_c_that_python_answers_ends_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long what it stops takes to end."""
+    monkeypatch.setattr(train, "PATIENCE", 0.05)
+    with train.stop_requests() as received:
+        for _ in range(2):
+            with contextlib.suppress(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(0.2)
+        assert received == [signal.SIGINT]
+        time.sleep(0.3)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import jax.numpy as jnp
 
 from rl.envs import distractors
-from rl.envs.registry import OURS
+from rl.envs.registry import OURS, user_module
 from rl.settings import did_you_mean
 from rl.types import Array
 
@@ -91,11 +91,11 @@ def of(name: str) -> Rule:
       ValueError: no beginning is one of `RULES`; or the environment is of a module of the user's, which has none,
         or of dm_control, whose tasks have gymnasium's names and other observations.
     """
-    module = "" if name.startswith("minari:") else name.rpartition(":")[0]
+    is_file = pathlib.PurePath(name).suffix in FILES
+    module = "" if is_file or name.startswith("minari:") else user_module(name)
     if module and (rule := _of_module(module)):
         return rule
     parts = name.lower().removeprefix("minari:").split("/")
-    is_file = pathlib.PurePath(name).suffix in FILES
     if is_file:
         parts = parts[-1:]
     elif name.removeprefix("minari:").startswith(("/", ".", "~")):
@@ -122,7 +122,7 @@ def _of_module(name: str) -> Rule | None:
     """The rule of a module of the user's; None where it has none or cannot be imported, which makers of it explain."""
     try:
         return getattr(importlib.import_module(name), "terminates", None)
-    except ImportError:
+    except (ImportError, TypeError):  # or it is no name of a module
         return None
 
 

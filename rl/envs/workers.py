@@ -342,10 +342,10 @@ def _snapshot(env: gymnasium.Env) -> snapshots.Snapshot | str:
 
 
 def _picture(env: gymnasium.Env, of_goal: bool) -> np.ndarray | str:
-    if env.render_mode is None and "rgb_array" in env.metadata.get("render_modes", ()):
-        # Those who only act made it without: gymnasium's environments look at it when they render.
-        env.unwrapped.render_mode = "rgb_array"
     try:
+        if env.render_mode is None and "rgb_array" in env.metadata.get("render_modes", ()):
+            # Those who only act made it without: gymnasium's environments look at it when they render.
+            env.unwrapped.render_mode = "rgb_array"
         picture = np.asarray(env.get_wrapper_attr("goal_picture") if of_goal else env.render())
     except Exception as error:  # every renderer fails in its own way
         return repr(error)
