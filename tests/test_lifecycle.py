@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import types
 import warnings
@@ -239,16 +240,23 @@ with train.stop_requests() as received:
     process = subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    assert process.stdout and process.stderr and process.stdout.readline() == "begun\n"
-    time.sleep(1)  # until the program runs
-    process.send_signal(signal.SIGINT)
-    said = ""
-    while "stopping after this epoch" not in said:
-        line = process.stderr.readline()
-        assert line and "stopped" not in line, said
-        said += line
-    process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=60) == 130
+    limit = threading.Timer(60, process.kill)
+    limit.start()
+    try:
+        assert process.stdout and process.stderr and process.stdout.readline() == "begun\n"
+        time.sleep(1)  # until the program runs
+        process.send_signal(signal.SIGINT)
+        said = ""
+        while "stopping after this epoch" not in said:
+            line = process.stderr.readline()
+            assert line and "stopped" not in line, said
+            said += line
+        process.send_signal(signal.SIGINT)
+        assert process.wait() == 130
+    finally:
+        limit.cancel()
+        process.kill()
+        process.communicate()
 
 
 def test_a_second_ctrl_c_that_python_answers_ends_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
