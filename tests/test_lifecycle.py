@@ -231,8 +231,9 @@ with train.stop_requests() as received:
         while not received:
             time.sleep(0.01)
         os._exit(0)
-    os.kill(child, signal.SIGTERM)  # is not taken for one of this process
-    os.waitpid(child, 0)
+    while os.waitpid(child, os.WNOHANG) == (0, 0):  # a signal that comes while it is being made is lost
+        os.kill(child, signal.SIGTERM)  # is not taken for one of this process
+        time.sleep(0.05)
     train.PATIENCE = 0.2
     print("begun", flush=True)
     forever(jnp.ones(())).block_until_ready()
