@@ -20,6 +20,7 @@ def finished(folder, steps, returns) -> None:
     (folder / log.RESULT).write_text("{}")
 
 
+@pytest.mark.rendered
 def test_finished_runs_are_laid_beside_the_published_spread(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(study, "train", lambda *_: pytest.fail("a finished run was trained again"))
     finished(tmp_path / "Hopper-v5", [40_000, 50_000, 100_000], [7.0, 600.0, 1718.0])

@@ -58,12 +58,10 @@ def take(dataset: Dataset, index: Array | np.ndarray) -> Transition:
 
 def sampler(batch_size: int) -> Source:
     """The source of ``batch_size`` rows of a `Dataset`, uniform with replacement."""
-    if batch_size < 1:
-        raise ValueError(f"batch_size={batch_size} must be at least 1")
 
     def sample(dataset: Dataset, key: Key, step: Array | int = 0) -> Transition:
         del step
-        if size(dataset) == 0:
+        if size(dataset) == 0 < batch_size:
             raise ValueError("a dataset without transitions: there is nothing to draw")
         return take(dataset, jax.random.randint(key, (batch_size,), 0, size(dataset)))
 
