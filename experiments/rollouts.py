@@ -169,10 +169,8 @@ def film(
     for number, (total, steps) in enumerate(
         zip(scores["return"][0], scores["length"][0], strict=True), start=1
     ):
-        frames = reels[number - 1].frames
-        frames = {
-            min(t, int(steps)): picture for t, picture in frames.items()
-        }  # the end is looked at last of all
+        # The end of each is looked at when all are over.
+        frames = {min(t, int(steps)): frame for t, frame in reels[number - 1].frames.items()}
         shown = _spread(len(frames), _COLUMNS)
         label = f"episode {number}: return {total:.4g} in {steps} steps"
         strips[label] = {f"step {t}": frames[t] for i, t in enumerate(frames) if i in shown}

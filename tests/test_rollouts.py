@@ -112,7 +112,7 @@ def test_episodes_without_goals_are_filmed_from_their_start_to_their_end(
     with Image.open(files[2]) as movie:
         assert movie.n_frames == 4 and movie.size == (6, 4)
     # Of longer episodes there are as many, and the end.
-    monkeypatch.setattr(rollouts, "_FRAMES", 3)
+    monkeypatch.setattr(rollouts, "_FRAMES", 2)
     files = rollouts.film(tmp_path, STATE, actor, "toy_environments:Shown-v0", 1, processes=0)
     assert [*strips[1]["episode 1: return 0 in 3 steps"]] == ["step 0", "step 2", "step 3"]
     assert not rollouts.film(tmp_path / "blind", STATE, actor, "toy_environments:Blind-v0", 1, processes=0)
