@@ -44,8 +44,6 @@ from rl.types import Actor, Key, Learner, Spec, State
 # Of each protocol the environments, and the score that says whether a goal was reached.
 PROTOCOLS = {"ogbench": (TASKS, "success"), "hecrl": (RANDOM, "final_success")}
 
-_RENDERED = 20  # episodes of each task at most: they are all played at once
-
 EVALUATIONS = 3  # the last ones, over which a run's score is the mean
 
 # Settings that another checkpoint in the same folder must agree on.
@@ -187,9 +185,9 @@ def check(settings: Settings) -> None:
             "leave it out, and each device holds all of the data"
         )
     require_choice("protocol", settings.protocol, PROTOCOLS, prefix="--")
-    if not 0 <= settings.render <= _RENDERED:
+    if not 0 <= settings.render <= rollouts.MOST:
         raise ValueError(
-            f"--render={settings.render} must lie between 0 and {_RENDERED}, episodes of each task"
+            f"--render={settings.render} must lie between 0 and {rollouts.MOST}, episodes of each task"
         )
 
 

@@ -29,6 +29,8 @@ from rl.replay import transform
 from rl.replay.transform import Transform
 from rl.types import Actor, Array, Learner, State
 
+MOST = 20  # episodes of each task that are drawn: they are all played at once
+
 _SUBGOALS = 8  # drawn in an episode
 _CANDIDATES = 1000  # logged states that subgoals are looked for among, where they are no observations
 _COLUMNS = 6  # frames in a strip, the goal not counted

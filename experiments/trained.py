@@ -61,7 +61,6 @@ from rl.values import heads
 from rl.values.heads import ValueHead
 
 _NEW = 2**31 - 1  # number of an evaluation that no training gets to
-_RENDERED = 20  # episodes at most: they are all played at once
 
 # Scripts of which a setting tells that a run is theirs.
 _SETTING = {"goals": "protocol", "model_based": "truth", "mbpo": "model_loss"}
@@ -468,8 +467,8 @@ def main(_: list[str]) -> None:
         return
     notes.note_unused(settings, "policy_estimates", "dataset", "data_folder")
     require_at_least_one(settings, "episodes", prefix="--")
-    if not 0 <= settings.render <= _RENDERED:
-        raise ValueError(f"--render={settings.render} must lie between 0 and {_RENDERED}")
+    if not 0 <= settings.render <= rollouts.MOST:
+        raise ValueError(f"--render={settings.render} must lie between 0 and {rollouts.MOST}")
     policies = load(settings.run, settings.environment)
     if settings.render and policies.environment.startswith(
         tuple(prefix for prefix, _ in goals.PROTOCOLS.values())
