@@ -161,6 +161,7 @@ def _run(settings: Settings, config: Any, sweep: Mapping[str, list[float]], task
         },
         alike={"held_out": len(task.validation.end) if task.validation else 0},
         variants=logged.parameters(sweep),
+        leaves=(run_folder.ROLLOUTS,),
         task_episodes=settings.eval_episodes,
     )
 
