@@ -294,9 +294,14 @@ def problem(settings: Settings, config: Any, stack: ExitStack) -> Task:
         if settings.best < 1:  # which chooses what is imitated
             warnings.simplefilter("ignore", UserWarning)
         read = dialogues.read(settings.log) if settings.log else None
+    language_settings.note_best(settings, read or {})
     tasks = (
         PROBLEMS[settings.environment](settings.environment_file) if settings.environment in PROBLEMS else []
     )
+    if settings.environment in PROBLEMS and not tasks:
+        raise ValueError(
+            f"--environment_file={settings.environment_file} has no problem with tests that can be run"
+        )
     pool = stack.enter_context(Pool(limits=_limits(settings))) if tasks else None
     game = language_log.environment(settings, tasks, pool)
     language_model = pretrained.load(settings.model)

@@ -95,7 +95,11 @@ def answer(
             group = conversations[first : first + size]
             texts += say([*group, *group[-1:] * (size - len(group))])[: len(group)]
             bar.update(len(group))
-    with log.replacing(folder / GENERATED) as partial, open(partial, "w", encoding="utf-8") as file:
+    # Half of a surrogate pair, which JSON may hold and UTF-8 may not, is written as JSON's escape.
+    with (
+        log.replacing(folder / GENERATED) as partial,
+        open(partial, "w", encoding="utf-8", errors="backslashreplace") as file,
+    ):
         for number, one in enumerate(prompts):
             answers = texts[number * settings.answers : (number + 1) * settings.answers]
             file.write(json.dumps({**one.row, "answers": answers}, ensure_ascii=False) + "\n")

@@ -16,7 +16,7 @@ from experiments.language_log import Task
 from experiments.language_settings import Settings
 from rl import log, shard
 from rl.agents import lm_bc
-from rl.language import generate, model, ranking, reading
+from rl.language import model, ranking, reading
 from rl.types import State, TokenBatch
 
 RANKED, RANKING, CONTROL = "ranked.jsonl", "ranking.json", "control"  # in the run folder
@@ -62,7 +62,7 @@ def rank(
     with log.replacing(folder / RANKED) as partial, open(partial, "w", encoding="utf-8") as file:
         for number, (row, size) in enumerate(zip(candidate_sets, np.split(tokens, ends), strict=True)):
             entry = {name: each[number] for name, each in of_each.items()}
-            entry |= {"tokens": size, "order": generate.best_of(entry["scores"][None], len(size))[0]}
+            entry |= {"tokens": size, "order": ranking.best_of(entry["scores"][None], len(size))[0]}
             out = {**row.row, **{name: values.tolist() for name, values in entry.items()}}
             file.write(json.dumps(out) + "\n")
     known = [number for number, row in enumerate(candidate_sets) if row.outcomes]

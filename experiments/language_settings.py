@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from types import ModuleType
@@ -15,10 +16,12 @@ import jax.numpy as jnp
 
 from experiments import checks, common, flags, notes
 from rl import exported
+from rl.envs.text import Chat, Dialogue
 from rl.exported import AGENTS, Exported
 from rl.language import pretrained
 from rl.language.pretrained import Pretrained
 from rl.programs import problems
+from rl.programs.problems import Samples
 from rl.settings import require_at_least_one
 from rl.types import TokenBatch
 from rl.values import heads
@@ -97,6 +100,7 @@ def check(settings: Settings) -> None:
     require_at_least_one(settings, "program_seconds", "program_memory", prefix="--")
     checks.several_episodes(settings, none=True)
     checks.multiple(settings, "updates", "eval_every")
+    checks.not_negative(settings, "seed", "length")
     if settings.lora_rank < 0:
         raise ValueError(f"--lora_rank={settings.lora_rank} must be at least 0, which trains models whole")
     rows, batch = settings.accumulate, settings.batch_size
@@ -176,6 +180,17 @@ def check_unused(settings: Settings, config: Any, agent: Exported | None = None)
         are, them = ("is", "it") if len(unused) == 1 else ("are", "them")
         raise ValueError(
             f"{', '.join(unused)} {are} of what is to be learned, and there is no --log: leave {them} out; {reason}"
+        )
+
+
+def note_best(settings: Settings, read: Mapping[int, Dialogue | Chat | Samples]) -> None:
+    """Says so where --best decides what is imitated, and rows of the log say it, too."""
+    weighted = [line for line, one in read.items() if getattr(one, "imitate", 1) != 1]
+    if settings.best < 1 and weighted:
+        print(
+            f"note: --best={settings.best} chooses what is imitated, in place of imitate in {len(weighted)} rows of "
+            f"{settings.log}, the first in line {weighted[0]}",
+            file=sys.stderr,
         )
 
 

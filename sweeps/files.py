@@ -24,7 +24,7 @@ _IGNORED = ("name", "description", "project", "entity", "command", "program")
 
 
 class _Strict(yaml.SafeLoader):
-    """Refuses a key that a mapping has twice, of which YAML's loader silently drops the first."""
+    """Refuses a key that a mapping has twice, of which YAML's loader silently drops the first; dates stay texts."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -40,17 +40,26 @@ class _Strict(yaml.SafeLoader):
         return node
 
 
+_Strict.yaml_implicit_resolvers = {
+    first: [pair for pair in pairs if pair[0] != "tag:yaml.org,2002:timestamp"]
+    for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
 def read(path: str) -> dict[str, Any]:
     """The sweep in the file. Raises ValueError if it is not one that can be run here."""
+    file = existing(path, "give a sweep file, such as sweeps/first.yaml")
     try:
-        sweep = yaml.load(existing(path, "give a sweep file, such as sweeps/first.yaml").read_text(), _Strict)
+        sweep = yaml.load(file.read_text(encoding="utf-8"), _Strict)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not in UTF-8 ({error}): save the file as UTF-8") from None
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is not YAML: {error}") from None
     if not isinstance(sweep, dict) or not isinstance(sweep.get("parameters"), dict):
         raise ValueError(f"{path} has no 'parameters': see sweeps/iql_expectile.yaml for a small one")
     if sweep.get("method") not in ("grid", "random"):
         raise ValueError(f"{path}: method {sweep.get('method')!r} needs wandb's server; here: grid or random")
-    if sweep.setdefault("program", next(iter(PROGRAMS))) not in PROGRAMS:
+    if str(sweep.setdefault("program", next(iter(PROGRAMS)))) not in PROGRAMS:
         raise ValueError(f"{path}: {', '.join(PROGRAMS)} can be run here, not {sweep['program']}")
     if "early_terminate" in sweep:
         raise ValueError(
@@ -63,8 +72,12 @@ def read(path: str) -> dict[str, Any]:
     if unknown:
         raise ValueError(f"{path}: unknown keys {sorted(unknown)}")
     for name, parameter in sweep["parameters"].items():
-        _check_parameter(f"{path}: {name}", parameter)
-    for word in sweep.get("command", []):
+        if not isinstance(name, str):
+            raise ValueError(f"{path}: the parameter {name!r} is not the name of a flag")
+        _check_parameter(f"{path}: {name}", parameter, sweep["method"])
+    if not isinstance(command := sweep.get("command", []), list):
+        raise ValueError(f"{path}: command must be a list of words, not {command!r}")
+    for word in command:
         if str(word).startswith("--") and word != "--wandb":
             raise ValueError(f"{path}: flags of the command are not read here: write {word} as a parameter")
     metric = sweep.setdefault("metric", {"name": "eval/return", "goal": GOALS[0]})
@@ -88,7 +101,7 @@ def read(path: str) -> dict[str, Any]:
     return sweep
 
 
-def _check_parameter(name: str, parameter: Any) -> None:
+def _check_parameter(name: str, parameter: Any, method: str) -> None:
     """Raises ValueError on a parameter of a sweep that is not written as wandb has it; numbers in it become numbers."""
     if not isinstance(parameter, dict) or not isinstance(parameter.get("values", []), list):
         raise ValueError(f"{name} must be written {{value: x}}, {{values: [x, y]}} or by min and max")
@@ -100,24 +113,31 @@ def _check_parameter(name: str, parameter: Any) -> None:
         raise ValueError(f"{name} has both value and values: give one")
     if "values" in parameter:
         parameter["values"] = [_number(x) for x in parameter["values"]]
-        weights = parameter.get("probabilities")
-        whole = weights is None or (len(weights) == len(parameter["values"]) and abs(sum(weights) - 1) < 1e-6)
-        if not whole or any(x < 0 for x in weights or []):
+    if "probabilities" in parameter:
+        weights = parameter["probabilities"]
+        whole = isinstance(weights, list) and all(isinstance(x, int | float) and x >= 0 for x in weights)
+        if not (whole and len(weights) == len(parameter.get("values", ())) and abs(sum(weights) - 1) < 1e-6):
             raise ValueError(f"{name}: probabilities={weights} must be one for each value, and sum to 1")
+        if method == "grid":
+            raise ValueError(f"{name}: a grid has each of its values: leave probabilities out")
     for bound in ("value", "min", "max", "mu", "sigma", "q"):
         if bound in parameter:
             parameter[bound] = _number(parameter[bound])
-            if bound != "value" and not isinstance(parameter[bound], int | float):
-                raise ValueError(f"{name}: {bound}={parameter[bound]!r} is no number")
+            if bound != "value" and not _is_finite(parameter[bound]):
+                raise ValueError(f"{name}: {bound}={parameter[bound]!r} is no finite number")
     if parameter.get("q", 1) <= 0:
         raise ValueError(f"{name}: q={parameter['q']} must be above 0")
-    listed, kind = parameter.keys() & {"value", "values"}, parameter.get("distribution", "uniform")
+    listed, kind = parameter.keys() & {"value", "values"}, str(parameter.get("distribution", "uniform"))
     taken = set() if listed else _OF_DISTRIBUTION.get(kind, {"min", "max"})
     if stray := parameter.keys() & {"min", "max", "mu", "sigma", "q"} - taken:
         raise ValueError(
             f"{name} has {', '.join(sorted(stray))}, which is not of {''.join(listed) or f'distribution {kind!r}'}: "
             "leave it out, or give distribution: q_uniform with min, max and q, or normal with mu and sigma"
         )
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _number(value: Any) -> Any:
@@ -128,12 +148,15 @@ def _number(value: Any) -> Any:
 
 def overrides(items: list[str]) -> dict[str, Any]:
     """{flag: value} of texts ``flag=value``. Raises ValueError on others."""
-    pairs = [item.partition("=") for item in items]
+    pairs = [item.removeprefix("--").partition("=") for item in items]
+    names = [name for name, _, _ in pairs]
     for name, equals, _ in pairs:
         if not equals:
             raise ValueError(f"--set takes flag=value pairs, not {name!r}")
+        if names.count(name) > 1:
+            raise ValueError(f"--set={name}=... is given twice, and fixes one value: leave one of them out")
     try:
-        return {name.removeprefix("--"): _number(yaml.safe_load(value)) for name, _, value in pairs}
+        return {name: _number(yaml.load(value, _Strict)) for name, _, value in pairs}
     except yaml.YAMLError as error:
         raise ValueError(f"--set={' --set='.join(items)} holds a value that is not YAML: {error}") from None
 

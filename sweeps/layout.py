@@ -27,8 +27,11 @@ from sweeps import files, scripts
 from sweeps.scripts import SCRIPTS
 
 CLAIM = ".claim"  # locked by the process that prepares or trains the program of the folder
-# Settings of a run that decide nothing that it learns.
-INDIFFERENT = ("overwrite", "tensorboard", "wandb", "eval_processes", "env_processes")
+# Settings of a run that decide nothing that it learns, nor what it writes when it ends.
+INDIFFERENT = (
+    *("overwrite", "tensorboard", "wandb", "eval_processes", "env_processes"),
+    *("mesh_seed", "mesh_data", "mesh_model", "read_once"),
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 import warnings
@@ -86,7 +87,7 @@ def test_messages_arrive(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        ("{\n", "Expecting property name"),
+        ("{\n", "it is not JSON: Expecting property name"),
         ([], "[] is no object"),
         ({}, "turns is missing"),
         ({"turns": "hello"}, 'its turns is "hello"'),
@@ -125,8 +126,8 @@ def test_messages_arrive(tmp_path: Path) -> None:
         ({"messages": [ASKED, ANSWERED], "reward": 1.0}, "it has a reward, and so have its messages"),
         ({"messages": [ASKED, ANSWERED], "turns": []}, "'turns' is none of messages"),
         ({"messages": [ASKED, {**ANSWERED, "reward": float("nan")}]}, "message 2: it has a reward of nan"),
-        ("1" * 5000 + "\n", "Exceeds the limit"),
-        ("[" * 100_000 + "\n", "maximum recursion depth"),
+        ("1" * 5000 + "\n", "it is not JSON: Exceeds the limit"),
+        ("[" * 100_000 + "\n", "it is not JSON: maximum recursion depth"),
     ],
 )
 def test_a_bad_row_is_named_with_its_line(bad: Any, message: str, tmp_path: Path) -> None:
@@ -134,6 +135,13 @@ def test_a_bad_row_is_named_with_its_line(bad: Any, message: str, tmp_path: Path
     with pytest.raises(DataError, match=re.escape(f"{path}, line 2: {message}")) as refused:
         dialogues.read(path)
     assert 'A row is {"turns": [' in str(refused.value) and "leave the line out" in str(refused.value)
+
+
+def test_a_byte_order_mark_is_no_part_of_a_row(tmp_path: Path) -> None:
+    path = write(tmp_path / "log.jsonl", GOOD)
+    plain = dialogues.read(path)
+    path.write_bytes(codecs.BOM_UTF8 + path.read_bytes())
+    assert dialogues.read(path) == plain
 
 
 def test_another_encoding_and_no_file_are_named(tmp_path: Path) -> None:
@@ -163,7 +171,7 @@ def test_another_encoding_and_no_file_are_named(tmp_path: Path) -> None:
         ),
         ({"messages": [], "candidates": ["b"]}, "its messages are empty"),
         ({"turns": [{"text": 1}], "candidates": ["b"]}, "its text is 1"),
-        ([], "[] is no object"),
+        (5, "5 is no object"),
     ],
 )
 def test_candidates_that_are_none(bad: Any, message: str, tmp_path: Path) -> None:

@@ -816,13 +816,14 @@ def test_what_does_not_fit_is_left_out_behind_the_first_token() -> None:
 # ---- what is refused ------------------------------------------------------------------------------------------------
 
 
-def test_the_best_of_a_log_are_imitated(files: Path, tmp_path: Path) -> None:
+def test_the_best_of_a_log_are_imitated(files: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     for share, worth in ((0.2, 0.9), (0.5, 0.4)):
         with contextlib.ExitStack() as stack:
             task = script.problem(settings(files, tmp_path, best=share), config(), stack)
         imitated = (task.rows.imitate * task.rows.is_action).max(1) > 0  # one episode in each row
         np.testing.assert_array_equal(imitated, task.rows.reward.sum(1) > worth)
         assert 0 < imitated.mean() < 1
+    assert "note: --best=0.5 chooses what is imitated, in place of imitate in " in capsys.readouterr().err
     language_rank.check_control(task)
     for every in (np.ones_like, np.zeros_like):
         rows = task.rows._replace(imitate=every(task.rows.imitate))

@@ -18,7 +18,7 @@ from scipy.special import softmax
 from rl import checkpoint, train
 from rl.agents import bcoder, ilql, lm_bc
 from rl.agents.optimisers import Adam
-from rl.language import generate, model
+from rl.language import generate, model, ranking
 from rl.language.model import LM, Config
 from rl.networks import token_heads
 from rl.networks.transformer import Shape
@@ -367,7 +367,7 @@ def test_ilql_finds_the_values_of_the_data(name: str) -> None:
     assert first.tolist() == [1, 1] and second.tolist() == [2, 3]
     assert np.isfinite(list(metrics.values())).all()
     # The best text has the highest score.
-    assert list(REWARDS)[generate.best_of(scores[None], 1)[0, 0]] == (1, 2)
+    assert list(REWARDS)[ranking.best_of(scores[None], 1)[0, 0]] == (1, 2)
     # Sampling goes where acting does.
     sample = generate.generator(ilql.decoder(QUICK, lm, head(name)), 2, temperature=0.0)
     generated = sample(ilql.decoder_params(state), *generate.pad_left([[0]]), jax.random.key(0))

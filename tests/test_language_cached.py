@@ -125,6 +125,12 @@ def test_what_it_cannot_do_is_said() -> None:
     for answer in ([], [1] * 5):
         with pytest.raises(ValueError, match="answers must have from 1 to 4 tokens"):
             read(random_params(CONFIGS["llama"]), PROMPT, [answer])
+    # Texts that fit are read where their padding does not fit.
+    most = CONFIGS["llama"].context - 3
+    [one] = cached.reader(model.make(CONFIGS["llama"]), rows=1, lengths=(4, 64))(
+        random_params(CONFIGS["llama"]), [1] * most, [[2, 3, 4]]
+    )
+    assert one.log_prob.shape == (3,)
     batch, _ = stored("llama")
     build = cached.on_top(CONFIGS["llama"], random_params(CONFIGS["llama"]), 1, 12, 2)
     learner = cached.learner(lambda lm: lm_bc.make(lm_bc.Config(), lm, heads.scalar()), build)

@@ -75,3 +75,35 @@ def test_where_there_is_nothing_to_compare() -> None:
     report = ranking.report({"scores": [np.array([1.0, 0.0])]}, [np.array([False, False])])
     assert "pairs" not in report and math.isnan(report["pass_at"]["scores"]["1"]["ci95"][0])
     assert ranking.table(report).splitlines()[2].split() == ["scores", "0.000", "-"]
+
+
+def test_pass_at_k_is_the_average_over_subsets() -> None:
+    passed = np.array([[1, 0, 0, 1, 0], [0, 0, 0, 0, 0], [0, 0, 1, 0, 0]], bool)
+    for k in (1, 2, 5):
+        subsets = list(itertools.combinations(range(5), k))
+        expected = np.mean([[row[list(s)].any() for s in subsets] for row in passed])
+        assert ranking.pass_at_k(passed, k) == pytest.approx(expected)
+        # Without an opinion, ranking is drawing.
+        assert ranking.ranked_pass_at_k(passed, np.zeros((3, 5)), k) == pytest.approx(expected)
+
+
+def test_the_best_of_n_by_hand() -> None:
+    scores = np.array([[1.0, 3.0, 2.0, 3.0], [-1.0, -4.0, -1.0, -2.0]])
+    assert ranking.best_of(scores, 3).tolist() == [[1, 3, 2], [0, 2, 3]]
+    assert ranking.best_of(scores.astype(np.float32), 1).tolist() == [[1], [0]]
+    with pytest.raises(ValueError, match="cannot take 5 of 4"):
+        ranking.best_of(scores, 5)
+    with pytest.raises(ValueError, match="not finite"):
+        ranking.best_of(scores * np.inf, 1)
+
+
+def test_ranked_pass_at_k() -> None:
+    passed = np.array([[0, 1, 0], [1, 0, 0]], bool)
+    scores = np.array([[3.0, 2.0, 1.0], [1.0, 2.0, 2.0]])
+    assert ranking.ranked_pass_at_k(passed, scores, 1) == 0.0
+    assert ranking.ranked_pass_at_k(passed, scores, 2) == 0.5
+    assert ranking.ranked_pass_at_k(passed, scores, 3) == 1.0
+    with pytest.raises(ValueError, match="cannot take 4 of 3"):
+        ranking.ranked_pass_at_k(passed, scores, 4)
+    with pytest.raises(ValueError, match="not finite"):
+        ranking.ranked_pass_at_k(passed, scores * np.nan, 1)

@@ -1557,8 +1557,11 @@ def test_files_that_are_not_what_they_should_be(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"x\.jsonl, line 1 has no "):
             read(path)
     path.write_text('{"task_id": 1')
-    with pytest.raises(ValueError, match=r"x\.jsonl, line 1 is not JSON"):
+    with pytest.raises(ValueError, match=r"x\.jsonl, line 1: it is not JSON"):
         read_samples(path)
+    path.write_text("")
+    with pytest.raises(ValueError, match=r"x\.jsonl is empty"):  # no problems would mean no evaluation
+        read_humaneval(path)
     path.write_text(json.dumps({**HUMANEVAL, "test": "def check(candidate): pass"}))
     with pytest.raises(ValueError, match="'HumanEval/0' has no tests"):
         read_humaneval(path)
@@ -1580,6 +1583,11 @@ def test_files_that_are_not_what_they_should_be(tmp_path: Path) -> None:
         (read_mbpp, {**MBPP, "test_list": ["assert sum(p"]}, "601.* tests of .*'MBPP/601' will not compile"),
         (read_mbpp, {**MBPP, "test_list": []}, "'MBPP/601' has no tests"),
         (read_mbpp, {**MBPP, "test_list": None}, "601: "),
+        (
+            lambda path: read_mbpp(path, "train"),
+            {**MBPP, "task_id": "601"},
+            "its task_id is no whole number",
+        ),
         (read_mbpp, 7, "line 1 has no task_id, code, test_list"),
         (read_apps, {**APPS, "input_output": "{"}, "7: its input_output is no JSON"),
         (read_apps, {**APPS, "input_output": {"inputs": ["1"]}}, "7: 'outputs' is missing"),

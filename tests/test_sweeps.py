@@ -321,7 +321,31 @@ def test_no_run_widens_the_support_of_another(
             "x has distrbution: known are value, values",
         ),
         ({"method": "grid", "parameters": {"x": {"value": 1, "values": [2]}}}, "both value and values"),
-        ({"method": "random", "parameters": {"x": {"min": "low", "max": 1.0}}}, "min='low' is no number"),
+        (
+            {"method": "random", "parameters": {"x": {"min": "low", "max": 1.0}}},
+            "min='low' is no finite number",
+        ),
+        (
+            {"method": "random", "parameters": {"x": {"min": 0, "max": float("inf")}}},
+            "max=inf is no finite number",
+        ),
+        (
+            {"method": "random", "parameters": {"x": {"values": [1, 2], "probabilities": ["a", "b"]}}},
+            "must be one for",
+        ),
+        (
+            {"method": "grid", "parameters": {"x": {"values": [1], "probabilities": [1.0]}}},
+            "leave probabilities out",
+        ),
+        ({"method": "grid", "parameters": {5: {"value": 1}}}, "the parameter 5 is not the name of a flag"),
+        (
+            {"method": "grid", "parameters": {"x": {"value": 1}}, "program": [1]},
+            r"can be run here, not \[1\]",
+        ),
+        (
+            {"method": "grid", "parameters": {"x": {"value": 1}}, "command": 5},
+            "command must be a list of words",
+        ),
         ({"method": "random", "parameters": {"x": {"min": 0, "max": 1, "q": 0}}}, "q=0 must be above 0"),
         (
             {"method": "random", "parameters": {"x": {"min": 32, "max": 256, "q": 32}}},
@@ -388,6 +412,16 @@ method: grid
     assert files.read(str(tmp_path / "sweep.yaml"))["parameters"]["agent"] == {"value": "iql"}
 
 
+def test_dates_stay_texts_and_bytes_that_are_no_text_are_named(tmp_path: Path) -> None:
+    file = tmp_path / "sweep.yaml"
+    file.write_text("{method: grid, parameters: {date: {value: 2026-01-31}}}")
+    assert files.read(str(file))["parameters"]["date"] == {"value": "2026-01-31"}
+    assert files.overrides(["date=2026-01-31"]) == {"date": "2026-01-31"}
+    file.write_bytes(b"# f\xe4r\n{method: grid, parameters: {}}")
+    with pytest.raises(ValueError, match=r"sweep\.yaml is not in UTF-8"):
+        files.read(str(file))
+
+
 @pytest.mark.parametrize(
     ("method", "parameter", "message"),
     [
@@ -408,6 +442,7 @@ def test_a_parameter_that_cannot_be_drawn_is_named(method: str, parameter: Any, 
     [
         ([], "give one sweep file"),
         (["--set=seeds"], "--set takes flag=value"),
+        (["--set=seed=0", "--set=--seed=1"], "--set=seed=... is given twice"),
         (["--set=agent.expectil=0.5"], "no setting 'expectil': did you mean 'expectile'"),
         (["--set=agent=iqll"], "unknown agent 'iqll': did you mean 'iql'"),
         (["--set=head=hlgauss"], "unknown value head 'hlgauss': choose one of scalar, two_hot, hl_gauss"),

@@ -46,7 +46,7 @@ import numpy as np
 from experiments import studies
 from rl import plot, statistics, train
 from rl.agents import bcoder, lm_bc
-from rl.language import generate, model
+from rl.language import generate, model, ranking
 from rl.language.model import LM
 from rl.networks.transformer import Shape
 from rl.programs import dsl
@@ -276,7 +276,7 @@ def one_seed(settings: Settings, name: str, pool: Pool, seed: int, work: studies
 
     ranked: dict[str, dict[str, float]] = {
         who: {
-            "random": generate.pass_at_k(those.passed, 1),
+            "random": ranking.pass_at_k(those.passed, 1),
             "oracle": float(those.passed.any(1).mean()),
         }
         for who, those in candidates.items()
@@ -287,7 +287,7 @@ def one_seed(settings: Settings, name: str, pool: Pool, seed: int, work: studies
     def rank(name: str, score: Callable[[TokenBatch], Array]) -> None:
         for who, those in candidates.items():
             scores = np.asarray(score(those.rows)).reshape(those.verdicts.shape)
-            ranked[who][name] = generate.ranked_pass_at_k(those.passed, scores, 1)
+            ranked[who][name] = ranking.ranked_pass_at_k(those.passed, scores, 1)
             means[who][name] = class_means(scores, those.verdicts)
 
     for variant, judges in shop.models.items():

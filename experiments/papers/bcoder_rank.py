@@ -68,7 +68,7 @@ from experiments import studies
 from rl import log, plot, statistics, train
 from rl.agents import bcoder, lm_bc
 from rl.data.recipes.collector import default_folder
-from rl.language import cached, generate, model, pretrained, tokenizer
+from rl.language import cached, model, pretrained, ranking, tokenizer
 from rl.language.cached import Batch, Store
 from rl.language.model import Config
 from rl.programs.pool import REWARDS, Limits, Pool, Verdict
@@ -640,14 +640,14 @@ def outcome(corpus: Corpus, fold: Fold, scores: Mapping[str, np.ndarray]) -> dic
     passed = corpus.verdict[corpus.candidates] == Verdict.PASSED.value
     held_out = passed[fold.held_out]
     arms: dict[str, dict[str, np.ndarray]] = {
-        "random": {f"pass@{k}": np.array([generate.pass_at_k(row[None], k) for row in held_out]) for k in KS},
+        "random": {f"pass@{k}": np.array([ranking.pass_at_k(row[None], k) for row in held_out]) for k in KS},
         "oracle": {f"pass@{k}": held_out.any(1).astype(float) for k in KS},
     }
     for name, of_text in scores.items():
         candidate_scores = of_text[corpus.candidates]
         ranked = list(zip(held_out, candidate_scores[fold.held_out], strict=True))
         arms[name] = {
-            f"pass@{k}": np.array([generate.ranked_pass_at_k(p[None], x[None], k) for p, x in ranked])
+            f"pass@{k}": np.array([ranking.ranked_pass_at_k(p[None], x[None], k) for p, x in ranked])
             for k in KS
         }
         arms[name]["told apart"] = told_apart(held_out, candidate_scores[fold.held_out])

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from rl.data.files import DataError, existing, reading
+from rl.data.files import DataError, json_rows
 from rl.envs.text import Chat, Dialogue, Turn
 from rl.programs.problems import Samples
 
@@ -268,21 +268,9 @@ def _check(row: Any, needed: Mapping[str, Any], others: Mapping[str, Any]) -> No
 
 
 def _rows(path: str | Path, parse: Callable[[Any], T], layout: str) -> Iterator[tuple[int, T]]:
-    path, empty = existing(path), True
-    with reading(path, "JSON lines"), open(path, "rb") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            empty = False
-            try:
-                yield number, parse(json.loads(line.decode("utf-8")))
-            except UnicodeDecodeError as error:
-                raise DataError(
-                    f"{path}, line {number}: it is not in UTF-8 ({error}): save the file as UTF-8"
-                ) from None
-            except (ValueError, OverflowError, RecursionError) as error:
-                raise DataError(
-                    f"{path}, line {number}: {error}. A row is {layout}: mend it, or leave the line out"
-                ) from None
-    if empty:
-        raise DataError(f"{path} is empty: a row is {layout}")
+    for place, number, row in json_rows(path, layout):
+        try:
+            parsed = parse(row)
+        except (ValueError, OverflowError) as error:
+            raise DataError(f"{place}: {error}. A row is {layout}: mend it, or leave the line out") from None
+        yield number, parsed

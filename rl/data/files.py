@@ -5,11 +5,16 @@ No JAX is imported: processes that make data use this too.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import difflib
+import gzip
+import json
 import os
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
 _AGAIN = (
     "it is cut short, damaged or in another format; if it was downloaded, delete it and load again by name; if it is "
@@ -19,6 +24,14 @@ _AGAIN = (
 
 class DataError(ValueError):
     """A dataset that cannot be used as it is; the message names what is wrong and the remedy."""
+
+
+class Row(NamedTuple):
+    """One row of a file of JSON."""
+
+    place: str  # where it is, in words: "log.jsonl, line 3"
+    number: int  # of its line, or of the element of an array, from 1
+    value: Any
 
 
 def expanded(path: str | os.PathLike) -> Path:
@@ -66,6 +79,57 @@ def _instead(path: Path) -> str:
     names = [file.name for file in folder.iterdir() if file.suffix == path.suffix]
     near = difflib.get_close_matches(path.name, names, n=3, cutoff=0.0)
     return f"; {folder} holds {', '.join(near) if near else f'no {path.suffix} file'}"
+
+
+def json_rows(path: str | os.PathLike, layout: str = "") -> Iterator[Row]:
+    """The rows of a file of JSON lines, or of one JSON array; lines one at a time, as some files have gigabytes.
+
+    Blank lines count and are no rows; a byte-order mark is skipped.
+
+    Args:
+        path: of the file, which is compressed by gzip if its name ends in ``.gz``.
+        layout: what a row is, in words, for messages.
+
+    Raises:
+        DataError: there is no such file, it has no row, or a line is not JSON in UTF-8, which the message names.
+    """
+    path, array, empty = existing(path), None, True
+    lines = _raw_lines(path)
+    for number, line in enumerate(lines, start=1):
+        text = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+        if not text.strip():
+            continue
+        if array is None:  # the first line that holds anything says what the file is
+            array = text.lstrip().startswith(b"[")
+            text += b"".join(lines) if array else b""
+        place = str(path) if array else f"{path}, line {number}"
+        value = _json(text, place, layout)
+        empty &= array and not value
+        if array:
+            yield from (Row(f"{place}, row {i}", i, row) for i, row in enumerate(value, start=1))
+        else:
+            yield Row(place, number, value)
+    if empty:
+        raise DataError(f"{path} is empty{f': a row is {layout}' if layout else ''}")
+
+
+def _raw_lines(path: Path) -> Iterator[bytes]:
+    open_ = gzip.open if path.name.endswith(".gz") else open
+    with open_(path, "rb") as file:
+        try:
+            yield from file
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise DataError(f"{path} is not compressed by gzip, or is damaged: {error}") from None
+
+
+def _json(text: bytes, place: str, layout: str) -> Any:
+    form = f". A row is {layout}" if layout else ""
+    try:
+        return json.loads(text.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise DataError(f"{place}: it is not in UTF-8 ({error}): save the file as UTF-8") from None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{place}: it is not JSON: {error}{form}: mend it, or leave the line out") from None
 
 
 @contextlib.contextmanager

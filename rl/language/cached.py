@@ -96,13 +96,20 @@ def reader(
     def run(params: Params, prompt: Sequence[int], answers: Sequence[Sequence[int]]) -> list[Reading]:
         if not all(0 < len(answer) <= lengths[-1] for answer in answers):
             raise ValueError(f"answers must have from 1 to {lengths[-1]} tokens")
-        tokens, seen = generate.pad_left([prompt], -(-len(prompt) // lengths[0]) * lengths[0])
+        room = lm.config.context - len(prompt)
+
+        def padded_length(size: int) -> int:
+            """Of an answer; less where the model's context ends, in which padding counts."""
+            return max(size, min(next(length for length in lengths if length >= size), room))
+
+        longest = padded_length(max(map(len, answers), default=1))
+        usual = -(-len(prompt) // lengths[0]) * lengths[0]
+        tokens, seen = generate.pad_left([prompt], max(len(prompt), min(usual, lm.config.context - longest)))
         readings: list[Reading | None] = [None] * len(answers)
         order = sorted(range(len(answers)), key=lambda number: len(answers[number]))
         for start in range(0, len(order), rows):
             group = order[start : start + rows]
-            width = next(length for length in lengths if length >= len(answers[group[-1]]))
-            padded, segment = np.zeros((2, rows, width), np.int32)
+            padded, segment = np.zeros((2, rows, padded_length(len(answers[group[-1]]))), np.int32)
             for row, number in enumerate(group):
                 padded[row, : len(answers[number])], segment[row, : len(answers[number])] = answers[number], 1
             every = jax.device_get(read(params, tokens, seen, padded, segment))

@@ -6,7 +6,6 @@ of their features. Prompts are padded on the left, so that all rows write their 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -198,71 +197,3 @@ def texts(generated: Texts, tokenizer: Any, stop: Sequence[int] = ()) -> list[st
     rows = zip(np.asarray(generated.tokens), np.asarray(generated.length), strict=True)
     tokens = [row[:length].tolist() for row, length in rows]
     return decode(tokenizer, [row[:-1] if row[-1] in stop else row for row in tokens])
-
-
-# ---- best of n ---------------------------------------------------------------------------------------------------
-
-
-def best_of(scores: np.ndarray, k: int) -> np.ndarray:
-    """The ``k`` candidates of highest score, best first, [P, k] int; of equal ones the earlier comes first.
-
-    Args:
-      scores: [P, m], finite; of the ``m`` answers to each of ``P`` prompts.
-      k: at most m.
-
-    Raises:
-      ValueError: ``k`` out of range, or a score that is not finite.
-    """
-    _check_scores(scores, k)
-    return np.argsort(-np.asarray(scores), axis=1, kind="stable")[:, :k]
-
-
-def pass_at_k(passed: np.ndarray, k: int) -> float:
-    """The chance that one of ``k`` candidates drawn without replacement passes, averaged over problems.
-
-    The unbiased estimate of Chen et al. (2021), section 2.1.
-
-    Args:
-      passed: [problems, m] bool.
-      k: at most m.
-    """
-    m = passed.shape[1]
-    _check_k(k, m)
-    failed = m - passed.sum(1)
-    return float(np.mean([1 - math.comb(int(f), k) / math.comb(m, k) for f in failed]))
-
-
-def ranked_pass_at_k(passed: np.ndarray, scores: np.ndarray, k: int) -> float:
-    """The share of problems where one of the ``k`` candidates of highest score passes (CodeT, Chen et al. 2023).
-
-    Candidates of equal score count with the chance that they are among the ``k``.
-
-    Args:
-      passed: [problems, m] bool.
-      scores: [problems, m], finite.
-      k: at most m.
-
-    Raises:
-      ValueError: ``k`` out of range, or a score that is not finite.
-    """
-    _check_scores(scores, k)
-    return float(np.mean([_chance(p, s, k) for p, s in zip(passed, scores, strict=True)]))
-
-
-def _chance(passed: np.ndarray, scores: np.ndarray, k: int) -> float:
-    border = np.sort(scores)[-k]
-    if passed[scores > border].any():
-        return 1.0
-    tied, left = passed[scores == border], k - int((scores > border).sum())
-    return 1 - math.comb(int((~tied).sum()), left) / math.comb(len(tied), left)
-
-
-def _check_scores(scores: np.ndarray, k: int) -> None:
-    _check_k(k, scores.shape[1])
-    if not np.isfinite(scores).all():
-        raise ValueError("a score is not finite: candidates cannot be ranked")
-
-
-def _check_k(k: int, m: int) -> None:
-    if not 1 <= k <= m:
-        raise ValueError(f"cannot take {k} of {m} candidates")

@@ -10,7 +10,6 @@ import numpy as np
 from scipy import stats
 
 from rl import statistics
-from rl.language import generate
 
 CUTS = (1, 2, 5, 10, 20, 50, 100)
 
@@ -39,14 +38,11 @@ def report(
     cuts = [k for k in CUTS if k < fewest] or [1]
     mixed = [number for number, each in enumerate(right) if 0 < each.sum() < len(each)]
     passes = {
-        "random": {k: np.array([generate.pass_at_k(one[None], k) for one in right]) for k in cuts},
+        "random": {k: np.array([pass_at_k(one[None], k) for one in right]) for k in cuts},
         **{
             name: {
                 k: np.array(
-                    [
-                        generate.ranked_pass_at_k(one[None], x[None], k)
-                        for one, x in zip(right, of, strict=True)
-                    ]
+                    [ranked_pass_at_k(one[None], x[None], k) for one, x in zip(right, of, strict=True)]
                 )
                 for k in cuts
             }
@@ -114,3 +110,68 @@ def _mean(each: np.ndarray) -> dict[str, Any]:
 def _shown(one: Mapping[str, Any]) -> str:
     low, high = one["ci95"]
     return f"{one['mean']:.3f}" + ("" if np.isnan(low) else f" [{low:.3f}, {high:.3f}]")
+
+
+def best_of(scores: np.ndarray, k: int) -> np.ndarray:
+    """The ``k`` candidates of highest score, best first, [P, k] int; of equal ones the earlier comes first.
+
+    Args:
+      scores: [P, m], finite; of the ``m`` answers to each of ``P`` prompts.
+      k: at most m.
+
+    Raises:
+      ValueError: ``k`` out of range, or a score that is not finite.
+    """
+    _check_scores(scores, k)
+    return np.argsort(-np.asarray(scores), axis=1, kind="stable")[:, :k]
+
+
+def pass_at_k(passed: np.ndarray, k: int) -> float:
+    """The chance that one of ``k`` candidates drawn without replacement passes, averaged over problems.
+
+    The unbiased estimate of Chen et al. (2021), section 2.1.
+
+    Args:
+      passed: [problems, m] bool.
+      k: at most m.
+    """
+    m = passed.shape[1]
+    _check_k(k, m)
+    failed = m - passed.sum(1)
+    return float(np.mean([1 - math.comb(int(f), k) / math.comb(m, k) for f in failed]))
+
+
+def ranked_pass_at_k(passed: np.ndarray, scores: np.ndarray, k: int) -> float:
+    """The share of problems where one of the ``k`` candidates of highest score passes (CodeT, Chen et al. 2023).
+
+    Candidates of equal score count with the chance that they are among the ``k``.
+
+    Args:
+      passed: [problems, m] bool.
+      scores: [problems, m], finite.
+      k: at most m.
+
+    Raises:
+      ValueError: ``k`` out of range, or a score that is not finite.
+    """
+    _check_scores(scores, k)
+    return float(np.mean([_chance(p, s, k) for p, s in zip(passed, scores, strict=True)]))
+
+
+def _chance(passed: np.ndarray, scores: np.ndarray, k: int) -> float:
+    border = np.sort(scores)[-k]
+    if passed[scores > border].any():
+        return 1.0
+    tied, left = passed[scores == border], k - int((scores > border).sum())
+    return 1 - math.comb(int((~tied).sum()), left) / math.comb(len(tied), left)
+
+
+def _check_scores(scores: np.ndarray, k: int) -> None:
+    _check_k(k, scores.shape[1])
+    if not np.isfinite(scores).all():
+        raise ValueError("a score is not finite: candidates cannot be ranked")
+
+
+def _check_k(k: int, m: int) -> None:
+    if not 1 <= k <= m:
+        raise ValueError(f"cannot take {k} of {m} candidates")

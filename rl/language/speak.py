@@ -37,7 +37,10 @@ def make(tokenizer: Any, stop: str, ends: Sequence[int] = (), template: Template
     Raises:
       ValueError: ``stop`` is not one token.
     """
-    ids = continuation(tokenizer, stop)
+    try:
+        ids = continuation(tokenizer, stop)
+    except Exception as error:  # of the package's own type, for a character that no token has
+        raise ValueError(f"{stop!r} cannot end actions: this model has no token for it ({error})") from None
     if len(ids) != 1:
         raise ValueError(
             f"{stop!r} cannot end actions: it is {len(ids)} tokens to this model, and must be one"

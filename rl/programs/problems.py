@@ -7,14 +7,14 @@ A file in its standard layout in, tuples out. Nothing is executed here.
 from __future__ import annotations
 
 import ast
-import gzip
 import json
 import warnings
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
+
+from rl.data.files import json_rows
 
 T = TypeVar("T")
 
@@ -83,10 +83,11 @@ def read_mbpp(path: str | Path, split: str | None = None) -> list[Problem]:
     if split is not None and split not in MBPP_SPLITS:
         raise ValueError(f"MBPP has no split {split!r}, but {', '.join(MBPP_SPLITS)}")
     rows = _rows(path, "task_id", "code", "test_list")
+    numbers = MBPP_SPLITS.get(split or "")
     return [
         _parse_row(place, _mbpp_problem, row)
         for place, row in rows
-        if split is None or row["task_id"] in MBPP_SPLITS[split]
+        if numbers is None or _parse_row(place, _mbpp_number, row) in numbers
     ]
 
 
@@ -208,6 +209,12 @@ def _humaneval_problem(row: Mapping[str, Any]) -> Problem:
     tests = f"{ast.unparse(ast.Module(helpers, []))}\n{row['test']}\ncheck({entry})\n"
     reference = row["prompt"] + row["canonical_solution"] if "canonical_solution" in row else ""
     return _checked(Problem(name, row["prompt"], tests, (entry,), reference))
+
+
+def _mbpp_number(row: Mapping[str, Any]) -> int:
+    if type(row["task_id"]) is not int:
+        raise ValueError("its task_id is no whole number, by which the splits are told apart")
+    return row["task_id"]
 
 
 def _mbpp_problem(row: Mapping[str, Any]) -> Problem:
@@ -403,35 +410,10 @@ def _checked(problem: Problem) -> Problem:
     return problem
 
 
-def _raw_lines(path: str | Path) -> Iterator[bytes]:
-    """The lines of a file, one at a time: some have gigabytes. Compressed if the name ends in ``.gz``."""
-    open_ = gzip.open if str(path).endswith(".gz") else open
-    with open_(path, "rb") as file:
-        try:
-            yield from file
-        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise ValueError(f"{path} is not compressed by gzip, or is damaged: {error}") from None
-
-
 def _rows(path: str | Path, *keys: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Where each is, and the objects of a JSON array, or of JSON lines; compressed if the name ends in ``.gz``."""
-    lines, array = _raw_lines(path), None
-    for number, text in enumerate(lines, start=1):
-        if not text.strip():
-            continue
-        if array is None:  # the first line that holds anything says what the file is
-            array = text.lstrip().startswith(b"[")
-            text += b"".join(lines) if array else b""
-        where = str(path) if array else f"{path}, line {number}"
-        try:
-            rows = json.loads(text.decode("utf-8"))
-        except (ValueError, RecursionError) as error:
-            raise ValueError(
-                f"{where} is not JSON in UTF-8 ({error}): mend it, or leave the line out"
-            ) from None
-        for i, row in enumerate(rows if array else [rows]):
-            place = f"{where}, row {i}" if array else where
-            missing = [key for key in keys if not isinstance(row, Mapping) or key not in row]
-            if missing:
-                raise ValueError(f"{place} has no {', '.join(missing)}")
-            yield place, row
+    """Where each row of a file is, and what it has. Raises ValueError where it lacks one of ``keys``."""
+    for place, _, row in json_rows(path):
+        missing = [key for key in keys if not isinstance(row, Mapping) or key not in row]
+        if missing:
+            raise ValueError(f"{place} has no {', '.join(missing)}")
+        yield place, row
