@@ -377,7 +377,7 @@ def _source(subject: Subject, batch_size: int) -> Source:
     if hindsight:
         return goals.sampler(batch_size, hindsight, _discount(subject))
     if subject.chunk > 1:
-        return chunks.sampler(batch_size, subject.chunk)
+        return chunks.sampler(batch_size)
     return replay.sampler(batch_size)
 
 

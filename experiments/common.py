@@ -528,7 +528,7 @@ def rows(settings: Any, config: Any, dataset: Dataset | None) -> Any:
 def source(settings: Any, config: Any, batch_size: int) -> Source:
     """The source of batches of what `rows` returns."""
     if settings.chunk > 1:
-        return chunks.sampler(batch_size, settings.chunk)
+        return chunks.sampler(batch_size)
     if settings.td_lambda == 1:
         return replay.sampler(batch_size)
     return replay.lambda_sampler(batch_size, settings.n_step, discount(config), settings.td_lambda)

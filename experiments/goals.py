@@ -270,14 +270,22 @@ def trajectories(settings: Settings, config: Any, transformed: Dataset, as_logge
     steps = as_logged.transitions
     logged_at = steps.next_observation if config.goals.next_state else steps.observation
     return goals.trajectories(
-        transformed, config.goals, entities.positions(logged_at) if common.is_set(settings) else None
+        transformed,
+        hindsight(settings, config),
+        entities.positions(logged_at) if common.is_set(settings) else None,
     )
 
 
 def source(settings: Settings, config: Any) -> Source:
     """Batches of the agent's."""
     success = entities.reached if common.is_set(settings) else None
-    return goals.sampler(settings.batch_size, config.goals, common.discount(config), success)
+    return goals.sampler(settings.batch_size, hindsight(settings, config), common.discount(config), success)
+
+
+def hindsight(settings: Settings, config: Any) -> goals.Hindsight:
+    """The agent's, without subgoals if it reads none: then no episode is too short to have one."""
+    unread = goals.NO_SUBGOALS.keys() & agents.unused(settings.agent, config).keys()
+    return dataclasses.replace(config.goals, subgoal_steps=0) if unread else config.goals
 
 
 def example(settings: Settings, config: Any, data: Trajectories) -> goals.GoalBatch:

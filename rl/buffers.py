@@ -89,7 +89,8 @@ def _lengths(n: int, td_lambda: float) -> Callable[[Key, int], Array | None]:
 
 
 def _gamma(steps: int, discount: float | None) -> float:
-    """The discount of returns over this many steps. Raises ValueError if there is none, and they need one."""
+    """The discount of returns over so many steps. Raises ValueError if there is none and they need one, or no step."""
+    traces.check_steps(steps)
     if discount is None and steps > 1:
         raise ValueError(
             f"transitions over {steps} steps hold returns, which are made with the agent's gamma: give "
@@ -121,7 +122,7 @@ def chunked(
             memory, slots, length, gamma, environments, reward_discount
         ),
         chunk=length,
-        logged=lambda size: chunks.sampler(size, length),
+        logged=chunks.sampler,
     )
 
 

@@ -25,8 +25,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from rl import acting, keys
-from rl.replay.dataset import Dataset, Discounts
-from rl.replay.source import Discounted, Source
+from rl.replay.dataset import Dataset, Returns
+from rl.replay.source import Configured, Source
 from rl.types import Actor, Array, Key, Learner, Metrics, State, Transition
 
 # Axes of a stacked state: one axis over seeds everywhere but in the step, which all share. With a shared
@@ -227,15 +227,16 @@ def population(
 
     Raises:
       ValueError: a field that is unknown or no float, lists of different lengths, or a value of 0; a source that draws
-        by another discount than the agent's, or by one where that is swept; from ``init`` and ``epoch``, if keys are
-        not one for each run; from ``epoch``, data made with another discount (`rl.replay.dataset.n_step`, chunks).
+        by other settings than the agent's (its discount, say), or by one that is swept; from ``init`` and ``epoch``, if
+        keys are not one for each run; from ``epoch``, data made with another discount (`rl.replay.dataset.n_step`,
+        chunks).
     """
     check_sweep(sweep or {})
     hypers = {name: jnp.asarray(values) for name, values in (sweep or {}).items()}
     for name in hypers:
         _check_field(config, name)
-    if isinstance(sample, Discounted):
-        _check_discounts(config, hypers, {"discount": sample.discount}, "the source draws")
+    if isinstance(sample, Configured):
+        _check_settings(config, hypers, dict(sample.settings), "the source draws")
 
     def learner(hyper: Mapping[str, Array]) -> Learner:
         return make(dataclasses.replace(config, **hyper))
@@ -256,9 +257,9 @@ def population(
 
     def epoch(state: State, dataset: Dataset, run_keys: Key) -> tuple[State, Report]:
         check(run_keys)
-        for discounts in jax.tree.leaves(dataset, is_leaf=_are_discounts):
-            if _are_discounts(discounts):
-                _check_discounts(config, hypers, dataclasses.asdict(discounts), "the data hold returns made")
+        for returns in jax.tree.leaves(dataset, is_leaf=_are_returns):
+            if _are_returns(returns):
+                _check_settings(config, hypers, _settings(returns, config), "the data hold returns made")
 
         def one(state: State, key: Key, hyper: Mapping[str, Array]) -> tuple[State, Report]:
             return scan_updates(learner(hyper).update, sample, steps)(state, dataset, key)
@@ -309,26 +310,36 @@ def _check_field(config: Any, name: str) -> None:
     raise ValueError(f"cannot sweep {name!r} in one program: only float fields of the config can be{whole}")
 
 
-def _are_discounts(x: Any) -> bool:
-    return isinstance(x, Discounts)
+def _are_returns(x: Any) -> bool:
+    return isinstance(x, Returns)
 
 
-def _check_discounts(
-    config: Any, swept: Container[str], given: Mapping[str, float | None], batches: str
-) -> None:
-    """Raises ValueError if ``batches`` depend on another discount than an agent's, or on one where it has several."""
+def _settings(returns: Returns, config: Any) -> dict[str, float]:
+    """The agent's settings that data over several steps were made with; rewards within chunks may have their own."""
+    settings = {"discount": returns.discount}
+    if returns.chunk > 1 and hasattr(config, "chunk_discount"):
+        return settings | {"chunk_discount": returns.within}
+    if returns.within != returns.discount:
+        raise ValueError(
+            f"the data hold rewards that are discounted by {returns.within:g} within their steps, and the agent has "
+            f"one discount: make them with discount={returns.discount:g} alone"
+        )
+    return settings
+
+
+def _check_settings(config: Any, swept: Container[str], given: Mapping[str, Any], batches: str) -> None:
+    """Raises ValueError if ``batches`` depend on other settings than an agent's, or on one where it has several."""
     for name, value in given.items():
-        if value is None:
-            continue
         if name in swept:
             raise ValueError(
-                f"a sweep of {name}: {batches} with {name}={value:g} for all runs: "
-                "train every value as a run of its own"
+                f"a sweep of {name}: {batches} with {name}={value} for all runs: train every value as a run of its own"
             )
-        expected = getattr(config, name, value)
+        *within, field = name.split(".")
+        owner = functools.reduce(lambda x, part: getattr(x, part, None), within, config)
+        expected = getattr(owner, field, value)
         if expected != value:
             raise ValueError(
-                f"{batches} with {name}={value:g}, and the agent has {name}={expected:g}: give both the same"
+                f"{batches} with {name}={value}, and the agent has {name}={expected}: give both the same"
             )
 
 

@@ -97,7 +97,8 @@ class Learner(NamedTuple):
     init: Callable[[Key, Any], State]  # the batch gives shapes only
     update: Callable[[State, Any, Key], tuple[State, Metrics]]
     act: Callable[[State, Any, Key], Array]  # (state, [..., *observation], key) -> [..., D] or [...] int32
-    # (state, [..., *observation], key) -> [...]: the value of a state as the targets of `update` continue with it
+    # (state, [..., *observation], key) -> [...]: the value of a state as the targets of `update` continue with it;
+    # where they take it from target networks of V (gcivl, hiql), that of the networks themselves
     value: Callable[[State, Any, Key], Array] | None = None
     # (state, [..., *observation], key) -> like act: how it collects its own experience
     explore: Callable[[State, Any, Key], Array] | None = None

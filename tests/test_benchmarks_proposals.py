@@ -41,7 +41,7 @@ def test_chunks_that_numpy_draws_are_those_of_the_library() -> None:
     data = cases.logged(of, steps())
     rows = np.asarray(data.starts)
     ours, theirs = (
-        chunks.take(jax.device_put(data), rows, of.chunk),
+        chunks.take(jax.device_put(data), rows),
         cases.chunks_on_host(data, rows, of.chunk),
     )
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)

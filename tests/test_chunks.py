@@ -18,7 +18,7 @@ from rl.types import Spec, Transition
 from rl.values import heads
 
 GAMMA, WITHIN = 0.9, 0.6  # of values, and of rewards within a chunk
-TAKE = jax.jit(chunks.take, static_argnums=2)
+TAKE = jax.jit(chunks.take)
 INSERT = jax.jit(ring.insert)
 READ = jax.jit(ring.action_chunks, static_argnums=(2, 4))
 WHOLE = jax.jit(ring.whole, static_argnums=(2, 3))
@@ -108,7 +108,7 @@ def test_chunks_of_a_log_are_those_of_a_walk_along_it(rows: list[Any], length: i
     log_chunks = chunks.make(dataset, length, GAMMA, WITHIN)
     drawn = [row for row in range(len(last)) if walk(dataset, row, length)]
     assert log_chunks.starts.tolist() == drawn
-    batch = chunks.take(log_chunks, np.array(drawn), length)  # not compiled: each log has another size
+    batch = chunks.take(log_chunks, np.array(drawn))  # not compiled: each log has another size
     for index, row in enumerate(drawn):
         check(batch, index, dataset, row, length)
 
@@ -123,7 +123,7 @@ def steps() -> Dataset:
 
 def test_draws_are_uniform_over_what_is_whole_and_nothing_else() -> None:
     log_chunks = jax.device_put(chunks.make(steps(), 3, GAMMA))
-    batch = jax.jit(chunks.sampler(4000, 3))(log_chunks, jax.random.key(0))
+    batch = jax.jit(chunks.sampler(4000))(log_chunks, jax.random.key(0))
     rows, counts = np.unique(batch.observation[:, 0], return_counts=True)
     assert rows.tolist() == [row for row in range(21) if row not in (5, 6, 19, 20)]  # of time limits
     assert (np.abs(counts - 4000 / 17) < 5 * np.sqrt(4000 / 17)).all()
@@ -146,7 +146,7 @@ def test_a_ring_reads_the_chunks_that_a_log_of_the_same_steps_has(stride: int) -
     assert np.flatnonzero(whole).tolist() == log_chunks.starts.tolist()
     batch = READ(memory, slots, length, GAMMA, stride, WITHIN)
     for name, a, b in zip(
-        Transition._fields, batch, TAKE(jax.device_put(log_chunks), log_chunks.starts, length), strict=True
+        Transition._fields, batch, TAKE(jax.device_put(log_chunks), log_chunks.starts), strict=True
     ):
         if name != "origin":
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6, err_msg=name)
@@ -198,7 +198,7 @@ def test_agents_learn_from_chunks_and_act_in_single_actions(agent: str) -> None:
     known = {field.name for field in dataclasses.fields(module.Config)}
     config = module.Config(**{name: value for name, value in sizes.items() if name in known})
     learner = module.make(config, chunks.spec(spec, length), heads.scalar())
-    batch = chunks.take(chunks.make(steps(), length, GAMMA), np.arange(4), length)
+    batch = chunks.take(chunks.make(steps(), length, GAMMA), np.arange(4))
     key, seen, first = jax.random.key(0), np.zeros((4, 1), np.float32), np.ones(4, bool)
 
     def everything() -> Any:

@@ -6,6 +6,7 @@ agents are compiled twice more: with 60 updates, and for one seed alone.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import re
@@ -21,7 +22,7 @@ import optax
 import pytest
 
 from experiments import logged
-from rl import agents, checkpoint, exported, model_based, shard, train
+from rl import agents, buffers, checkpoint, exported, model_based, shard, train
 from rl import keys as streams
 from rl.data import synthetic
 from rl.data.steps import Loaded
@@ -29,7 +30,7 @@ from rl.networks import entity
 from rl.replay import chunks, goals
 from rl.replay import dataset as replay
 from rl.replay.goals import GoalBatch
-from rl.replay.source import Discounted, Source, concatenated
+from rl.replay.source import Configured, Source, concatenated
 from rl.types import Key, Learner, State, Transition
 from rl.values import heads
 
@@ -787,18 +788,31 @@ def test_discounts_of_batches_and_of_agents_are_compared() -> None:
             ValueError, match=r"returns made with discount=0\.5, .* the agent has discount=0\.9"
         ):
             jax.eval_shape(runs.epoch, state, data, one)
-    swept = train.population(make, config, chunks.sampler(BATCH, 2), STEPS, sweep={"discount": [0.9]})
+    swept = train.population(make, config, chunks.sampler(BATCH), STEPS, sweep={"discount": [0.9]})
     with pytest.raises(
         ValueError, match=r"a sweep of discount: the data hold returns made with discount=0\.9"
     ):
-        swept.epoch(state, in_chunks, one)
+        swept.epoch(state, chunks.make(loaded.dataset, 2, 0.9), one)
     deas = small("deas", discount=0.9, chunk_discount=0.9)
-    runs = train.population(make, deas, chunks.sampler(BATCH, 2), STEPS)
+    runs = train.population(make, deas, chunks.sampler(BATCH), STEPS)
     with pytest.raises(
         ValueError, match=r"made with chunk_discount=0\.8, .* the agent has chunk_discount=0\.9"
     ):
         runs.epoch(state, in_chunks, one)
-
+    # Chunks whose rewards have a discount of their own, for an agent that has one discount.
+    runs = train.population(make, config, chunks.sampler(BATCH), STEPS)
+    with pytest.raises(
+        ValueError, match=r"discounted by 0\.8 within their steps, and the agent has one discount"
+    ):
+        runs.epoch(state, in_chunks, one)
+    # Chunks by gamma alone, for an agent with two discounts.
+    runs = train.population(
+        make, small("deas", discount=0.9, chunk_discount=0.5), chunks.sampler(BATCH), STEPS
+    )
+    with pytest.raises(
+        ValueError, match=r"made with chunk_discount=0\.9, .* the agent has chunk_discount=0\.5"
+    ):
+        runs.epoch(state, chunks.make(loaded.dataset, 2, 0.9), one)
     # Steps whose rewards all have gamma say nothing of another discount within chunks.
     deas = small("deas", discount=0.5, chunk_discount=0.9)
     count = lambda state, batch, key: (state._replace(step=state.step + 1), {"loss": batch.reward.mean()})
@@ -813,6 +827,31 @@ def test_discounts_of_batches_and_of_agents_are_compared() -> None:
         with pytest.raises(ValueError, match="a sweep of discount: the source draws"):
             train.population(make, small("gciql"), sample, STEPS, sweep={"discount": [0.9, 0.95]})
     train.population(make, small("gciql", discount=0.99), draw, STEPS)
+
+
+def test_goals_of_batches_and_of_agents_mean_the_same() -> None:
+    """A reward of 1 and 0 was clipped to values of -1 and 0, without a word."""
+    config = agents.get("hecrl").Config()
+    other = dataclasses.replace(config.goals, negative=not config.goals.negative)
+    for hindsight, refused in ((config.goals, False), (other, True)):
+        sample = goals.sampler(BATCH, hindsight, config.discount)
+        with pytest.raises(ValueError, match=r"goals\.negative=") if refused else contextlib.nullcontext():
+            train.population(lambda config: None, config, sample, STEPS)
+
+
+def test_a_return_over_no_step_is_refused() -> None:
+    loaded, _ = iql()
+    makers = (
+        lambda n: replay.n_step(loaded.dataset, n, 0.9),
+        lambda n: replay.lambda_sampler(BATCH, n, 0.9, 0.9),
+        lambda n: chunks.make(loaded.dataset, n, 0.9),
+        lambda n: buffers.steps(n, 0.9),
+        lambda n: buffers.chunked(n, 0.9),
+    )
+    for make in makers:
+        for n in (0, -1):
+            with pytest.raises(ValueError, match="give at least 1"):
+                make(n)
 
 
 def test_a_discount_that_no_update_reads_is_not_swept() -> None:
@@ -876,7 +915,7 @@ def test_every_field_that_can_be_swept_is_accepted_by_its_agent(kind: str, agent
     config, make = small(agent), maker(agent, load(kind), "scalar")
     dataset, sample = source(kind, config)
     floats = {f.name for f in dataclasses.fields(config) if train.can_be_swept(config, f.name)}
-    floats -= {"discount"} if isinstance(sample, Discounted) else set()  # goals are drawn by one
+    floats -= {"discount"} if isinstance(sample, Configured) else set()  # goals are drawn by one
     sweep = {name: [getattr(config, name) or 0.5] * 2 for name in floats}  # no 0, which is a switch
     runs = train.population(make, config, sample, STEPS, sweep=sweep)
     keys = jax.random.split(jax.random.key(0), 2)

@@ -380,3 +380,9 @@ def test_two_processes_of_two_devices_train_and_evaluate_what_one_does(tmp_path:
         steps, values = log.series(tmp_path / "two", name)
         assert steps.tolist() == [2, 4, 6, 8]
         np.testing.assert_allclose(values, log.series(tmp_path / "one", name)[1], rtol=1e-3, err_msg=name)
+
+
+def test_an_agent_without_subgoals_takes_episodes_that_are_too_short_for_one(tmp_path: Path) -> None:
+    config = dataclasses.replace(hecrl.Config(), subgoals="none")
+    assert goals.hindsight(settings(tmp_path, agent="hecrl"), config).subgoal_steps == 0
+    assert goals.hindsight(settings(tmp_path, agent="hecrl"), hecrl.Config()).subgoal_steps == 50

@@ -44,7 +44,7 @@ def log(pictures: bool = True) -> Dataset:
         (lambda data: data, dataset.sampler(BATCH)),
         (lambda data: dataset.n_step(data, 3, DISCOUNT), dataset.sampler(BATCH)),
         (lambda data: data, dataset.lambda_sampler(BATCH, 3, DISCOUNT, 0.5)),
-        (lambda data: chunks.make(data, 4, DISCOUNT), chunks.sampler(BATCH, 4)),
+        (lambda data: chunks.make(data, 4, DISCOUNT), chunks.sampler(BATCH)),
         (lambda data: goals.trajectories(data, HINDSIGHT), goals.sampler(BATCH, HINDSIGHT, DISCOUNT)),
     ],
     ids=["single steps", "n steps", "TD(lambda)", "chunks", "goals"],

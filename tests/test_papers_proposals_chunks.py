@@ -20,7 +20,7 @@ G = parts.GAMMA
 
 def test_the_chain_has_all_chunks_and_its_values_are_those_of_their_bellman_equation() -> None:
     chunked = chunks.make(parts.chain(), parts.LENGTH, G)
-    batch = parts.whole(chunked, parts.LENGTH)
+    batch = parts.whole(chunked)
     rows = [
         (int(state.argmax()), tuple(int(x) for x in action))
         for state, action in zip(batch.observation, np.asarray(batch.action), strict=True)

@@ -215,7 +215,7 @@ def problem(kind: str, agent: str, head: str) -> tuple[Any, Any, Callable[..., L
             chunks.make(data, CHUNK, config.discount, config.chunk_discount),
             chunks.spec(spec, CHUNK),
         )
-        sample = chunks.sampler(BATCH, CHUNK)
+        sample = chunks.sampler(BATCH)
     if kind == "demonstrations":  # a third of the rows: devices have unequal numbers of them
         origin = np.arange(len(data.last), dtype=np.int32) % 3 % 2
         data = data._replace(transitions=data.transitions._replace(origin=origin))

@@ -94,7 +94,7 @@ def test_sources_that_are_joined_keep_the_discount_by_which_they_draw() -> None:
         both = join(*parts(0.9))
         with pytest.raises(ValueError, match=r"draws with discount=0.9, and the agent has discount=0.99"):
             train.population(lambda config: None, iql.Config(discount=0.99), both, 1)
-        with pytest.raises(ValueError, match=r"different discounts, 0.9, 0.99"):
+        with pytest.raises(ValueError, match=r"different settings, discount=0.9 and discount=0.99"):
             join(*parts(0.9), *parts(0.99))
 
 

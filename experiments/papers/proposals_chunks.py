@@ -139,9 +139,9 @@ def log(steps: list[tuple[int, float, float, int, float, bool]], states: int) ->
     return Dataset(Transition(*columns, np.float32(~last)), last)
 
 
-def whole(chunked: chunks.Chunks, length: int) -> Transition:
+def whole(chunked: chunks.Chunks) -> Transition:
     """All chunks that may be drawn, as one batch."""
-    return chunks.take(chunked, chunked.starts, length)
+    return chunks.take(chunked, chunked.starts)
 
 
 # ---- the chain ----------------------------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ def enumerated(batch: Transition) -> np.ndarray:
 
 def of_chain(settings: Any, name: str, work: studies.Work) -> dict[str, Any]:
     """The largest error of the critic, [S]: of chunks that terminate early, and of the others."""
-    batch = whole(chunks.make(chain(), LENGTH, GAMMA), LENGTH)
+    batch = whole(chunks.make(chain(), LENGTH, GAMMA))
     config = implicit(settings, ifql, discount=GAMMA)
     head, spec = value_head(name, LOW, HIGH), chunks.spec(Spec((STATES,), 1), LENGTH)
     make = lambda config: ifql.make(config, spec, head)
@@ -269,7 +269,7 @@ def of_n_step(settings: Any, work: studies.Work) -> dict[str, Any]:
     batches = {
         "one": (logged.transitions, 1),
         "several": (several, 1),
-        "chunks": (whole(chunks.make(logged, LENGTH, GAMMA), LENGTH), LENGTH),
+        "chunks": (whole(chunks.make(logged, LENGTH, GAMMA)), LENGTH),
     }
     errors: dict[str, Any] = {}
     for name, (batch, length) in batches.items():
@@ -311,7 +311,7 @@ def of_discounts(settings: Any, name: str, work: studies.Work) -> dict[str, Any]
     """{chunk: the largest error of V as a share of the range of values [S], and after how many updates it is 10 %}."""
     logged, by_length = corridor(), {}
     for length in CHUNKS:
-        batch = whole(chunks.make(logged, length, BEYOND, WITHIN), length)
+        batch = whole(chunks.make(logged, length, BEYOND, WITHIN))
         head = value_head(name, *chunks.value_bounds(logged, length, BEYOND, WITHIN))
         spec = chunks.spec(Spec((CORRIDOR,), 1), length)
         config = implicit(settings, deas, discount=BEYOND, chunk_discount=WITHIN)

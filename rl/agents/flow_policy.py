@@ -112,7 +112,7 @@ def make(config: Any, spec: Spec, optimiser: Optimiser, aggregation: str) -> Flo
             return jnp.clip(policy.apply(state.params["policy"], observation)(noise), -1.0, 1.0)
         field = velocity.apply(state.params["flow"], observation)
         actions = flow.draws(field, key, config.candidates, shape, config.flow_steps, config.integrator)
-        return flow.best_of(actions, bellman.aggregate_values(values(actions), aggregation, 0.0))
+        return flow.best_of(actions, bellman.aggregate_values(values(actions), aggregation))
 
     return FlowPolicy(optimisers, init, loss, act)
 

@@ -185,6 +185,9 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
 
 def unused(config: Config) -> dict[str, str]:
     """Settings that do nothing; see `rl.agents.unused`."""
-    del config
     rewards = dict.fromkeys(goals.OF_REWARDS, "qrl reads neither rewards nor discounts")
-    return {**rewards, **goals.NO_SUBGOALS}
+    of_goals = config.goals.value, config.goals.actor
+    if any(one.geometric and one.future > 0 for one in of_goals):
+        return {**rewards, **goals.NO_SUBGOALS}
+    why = "it is of goals at geometric distances, and none are drawn"
+    return {**rewards, "discount": why, **goals.NO_SUBGOALS}

@@ -122,7 +122,8 @@ def unused(config: Any) -> dict[str, str]:
     """{setting: why} of the settings of subgoals that do nothing beside the others."""
     if config.subgoals == "none":
         every = (*_DIFFUSION, *_AWR, *_PLANNING, "subgoal_optimiser")
-        return dict.fromkeys(every, "with subgoals=none the goal is pursued at once")
+        why = "with subgoals=none the goal is pursued at once"
+        return dict.fromkeys((*every, *goals.NO_SUBGOALS), why)
     if config.subgoals == "awr":
         found = dict.fromkeys(_DIFFUSION, "it is of subgoals=diffusion; awr proposes one mean")
     else:

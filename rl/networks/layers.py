@@ -35,7 +35,8 @@ class Architecture:
     - ``rlkit``: such kernels, biases 0.1, and both U(-3e-3, 3e-3) in the last layer (1e-3 in that of a policy), as in
       rlkit and the code of EDAC and ReBRAC;
     - ``orthogonal``: gain sqrt(2) in every layer, biases 0 (jaxrl, IQL);
-    - ``ppo``: such, with gain 0.01 in the last layer (policies of PPO, all networks of ARSQ);
+    - ``ppo``: such, with gain 0.01 in the last layer (policies of PPO, all networks of ARSQ), and in the layer through
+      which a transformer reads a history;
     - ``glorot``: U(-b, b) with b = sqrt(6 / (fan_in + fan_out)), biases 0 (Keras, Dopamine);
     - ``lecun``: a truncated normal of variance 1 / fan_in, biases 0 (Flax).
 

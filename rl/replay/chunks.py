@@ -30,8 +30,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from rl.replay import dataset as replay
-from rl.replay import images
-from rl.replay.dataset import Dataset, Discounts
+from rl.replay import images, traces
+from rl.replay.dataset import Dataset, Returns
 from rl.replay.source import Source
 from rl.types import Array, Key, Spec, Transition
 
@@ -42,7 +42,7 @@ class Chunks(NamedTuple):
     steps: Transition  # [N, ...] over H steps (`rl.replay.dataset.n_step`), but for their single actions
     starts: Any  # [M] int32: rows whose chunks are whole, or end by termination
     last: Any  # [N] int32: the last row of each one's episode
-    discounts: Discounts | None = None  # of chunks of several steps
+    returns: Returns  # what they were made with, the number of their actions included
 
 
 def spec(spec: Spec, length: int) -> Spec:
@@ -71,14 +71,13 @@ def make(dataset: Dataset, length: int, discount: float, reward_discount: float 
       reward_discount: of rewards within a chunk; by default ``discount``.
 
     Raises:
-      ValueError: no episode is so long.
+      ValueError: no episode is so long, or ``length`` is below 1.
     """
     ends = _ends(dataset, length)
     start, steps = np.arange(replay.size(dataset)), dataset.transitions
     end = replay.reach(dataset, length)
     drawn = (end - start == length - 1) | (np.asarray(steps.discount)[end] == 0)
-    returns = replay.n_step(dataset, length, discount, reward_discount)
-    over = returns.transitions
+    over = replay.n_step(dataset, length, discount, reward_discount).transitions
     following = np.minimum(end + 1, len(start) - 1)
     # Where a log has no next observations, the step that a time limit cut is left out, and the one before it, the last
     # that is left, still knows its next action: there is no chunk after it all the same.
@@ -86,11 +85,15 @@ def make(dataset: Dataset, length: int, discount: float, reward_discount: float 
     known = (over.has_next_action > 0) & after & drawn[following]
     over = over._replace(action=steps.action, next_action=steps.action, has_next_action=np.float32(known))
     last = ends[np.searchsorted(ends, start)]
-    return Chunks(over, np.flatnonzero(drawn).astype(np.int32), last.astype(np.int32), returns.discounts)
+    within = discount if reward_discount is None else reward_discount
+    return Chunks(
+        over, np.flatnonzero(drawn).astype(np.int32), last.astype(np.int32), Returns(discount, within, length)
+    )
 
 
 def _ends(dataset: Dataset, length: int) -> np.ndarray:
     """The last rows of the episodes. Raises ValueError where none of them is ``length`` steps long, or none ends."""
+    traces.check_steps(length)
     ends = replay.episode_ends(dataset)
     longest = np.diff(ends, prepend=-1).max()
     if length > longest:
@@ -101,12 +104,12 @@ def _ends(dataset: Dataset, length: int) -> np.ndarray:
     return ends
 
 
-def take(chunks: Chunks, rows: Array, length: int) -> Transition:
-    """The chunks of ``length`` actions from ``rows`` [...] on, with those leading axes; actions are [..., length * D].
+def take(chunks: Chunks, rows: Array) -> Transition:
+    """The chunks of ``H`` actions from ``rows`` [...] on, with those leading axes; actions are [..., H * D].
 
     ``next_action`` is the chunk that was logged next, where that may be drawn, too.
     """
-    steps = images.take(chunks.steps, rows)
+    steps, length = images.take(chunks.steps, rows), chunks.returns.chunk
     last = chunks.last[rows][..., None]
 
     def actions(start: Array) -> Array:
@@ -117,13 +120,13 @@ def take(chunks: Chunks, rows: Array, length: int) -> Transition:
     return steps._replace(action=action, next_action=jnp.where(known, actions(rows + length), action))
 
 
-def sampler(batch_size: int, length: int) -> Source:
-    """The source of ``batch_size`` chunks of `Chunks` made with this length, uniform over those that may be drawn."""
+def sampler(batch_size: int) -> Source:
+    """The source of ``batch_size`` chunks of `Chunks`, uniform over those that may be drawn."""
 
     def sample(chunks: Chunks, key: Key, step: Array | int = 0) -> Transition:
         del step
         index = jax.random.randint(key, (batch_size,), 0, chunks.starts.shape[0])
-        return take(chunks, chunks.starts[index], length)
+        return take(chunks, chunks.starts[index])
 
     return sample
 

@@ -16,22 +16,22 @@ import numpy as np
 
 from rl import masks, nest
 from rl.replay import images, traces
-from rl.replay.source import Discounted, Source
+from rl.replay.source import Configured, Source
 from rl.types import Array, Key, Transition
 
 
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
-class Discounts:
-    """What returns over several steps were made with.
+class Returns:
+    """What transitions over several steps were made with.
 
-    It is no array but a part of their structure, so that compiled code, too, can compare it with an agent's
+    It is no array but a part of their structure, so that compiled code, too, can compare it with an agent's settings
     (`rl.train.population`).
     """
 
-    discount: float  # gamma
-    # of rewards within the steps, where it is another one of the agent's settings
-    chunk_discount: float | None
+    discount: float  # gamma, of what follows the steps
+    within: float  # the discount of rewards within the steps
+    chunk: int = 1  # actions in each, if they are decisions on several (`rl.replay.chunks`)
 
 
 class Dataset(NamedTuple):
@@ -39,7 +39,7 @@ class Dataset(NamedTuple):
 
     transitions: Transition  # [N, ...]
     last: Any  # [N] bool: the last logged step of its episode, by termination or by time limit
-    discounts: Discounts | None = None  # of transitions over several steps (`n_step`)
+    returns: Returns | None = None  # of transitions over several steps (`n_step`)
 
 
 def size(dataset: Dataset) -> int:
@@ -104,8 +104,9 @@ def n_step(dataset: Dataset, n: int, discount: float, reward_discount: float | N
       reward_discount: of rewards within the steps; by default ``discount``.
 
     Raises:
-      ValueError: no episode ends.
+      ValueError: no episode ends, or ``n`` is below 1.
     """
+    traces.check_steps(n)
     if n == 1:
         return dataset
     within = discount if reward_discount is None else reward_discount
@@ -128,7 +129,7 @@ def n_step(dataset: Dataset, n: int, discount: float, reward_discount: float | N
             ),
             has_next_action=last.has_next_action,
         ),
-        discounts=Discounts(discount, reward_discount),
+        returns=Returns(discount, within),
     )
 
 
@@ -142,16 +143,17 @@ def lambda_sampler(batch_size: int, n: int, discount: float, td_lambda: float) -
       td_lambda: lambda.
 
     Raises:
-      ValueError: lambda outside of [0, 1].
+      ValueError: lambda outside of [0, 1], or ``n`` below 1.
     """
     traces.check(td_lambda)
+    traces.check_steps(n)
 
     def draw(dataset: Dataset, key: Key, step: Array | int = 0) -> Transition:
         row_key, length_key = jax.random.split(key)
         rows = jax.random.randint(row_key, (batch_size,), 0, size(dataset))
         return over_steps(dataset, rows, traces.lengths(length_key, batch_size, n, td_lambda), n, discount)
 
-    return Discounted(draw, discount)
+    return Configured(draw, (("discount", discount),))
 
 
 def over_steps(dataset: Dataset, rows: Array, lengths: Array, n: int, discount: float) -> Transition:

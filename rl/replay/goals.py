@@ -34,7 +34,7 @@ from rl import nest
 from rl.nest import GOAL, OBSERVATION
 from rl.replay import images
 from rl.replay.dataset import Dataset, episode_ends, without_successor
-from rl.replay.source import Discounted, Source
+from rl.replay.source import Configured, Source
 from rl.types import Array, Key, Spec, Transition
 
 # (logged state [B, ...] that was reached, that of the goal) -> [B] bool: the goal is reached
@@ -144,8 +144,8 @@ def sampler(batch_size: int, hindsight: Hindsight, discount: float, success: Suc
     Args:
       batch_size: ``B``.
       hindsight: which goals.
-      discount: the agent's gamma; geometric distances have mean ``1 / (1 - discount)``, and `rl.train.population`
-        refuses agents with another.
+      discount: the agent's gamma; geometric distances have mean ``1 / (1 - discount)``. `rl.train.population` refuses
+        agents with another, and those whose ``goals`` say otherwise what a reward is.
       success: of ``Trajectories.state``, which goals count as reached; by default those that are the very row.
 
     Raises:
@@ -190,7 +190,8 @@ def sampler(batch_size: int, hindsight: Hindsight, discount: float, success: Suc
         on_the_way = jnp.where(anywhere, ahead, jnp.minimum(ahead, actor))
         return batch._replace(subgoal=at(ahead), actor_subgoal=at(on_the_way))
 
-    return Discounted(sample, discount) if geometric else sample
+    settings = [(f"goals.{name}", getattr(hindsight, name)) for name in ("negative", "mask", "next_state")]
+    return Configured(sample, (*settings, *([("discount", discount)] if geometric else ())))
 
 
 def conditioned(observation: Any, goal: Any) -> dict[str, Any]:

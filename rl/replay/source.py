@@ -38,29 +38,31 @@ Source = Callable[[Any, Key, Array | int], Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class Discounted:
-    """A source whose draws depend on the agent's gamma. It says so, for `rl.train.population` to compare the two."""
+class Configured:
+    """A source whose draws depend on settings of the agent. It names them, for `rl.train.population` to compare."""
 
     draw: Source
-    discount: float
+    settings: tuple[tuple[str, Any], ...]  # (name in the agent's config, value): "discount", "goals.negative"
 
     def __call__(self, data: Any, key: Key, step: Array | int = 0) -> Any:
         return self.draw(data, key, step)
 
 
-def with_discount_of(sources: Sequence[Source], draw: Source) -> Source:
-    """``draw``, which asks ``sources``: `Discounted` where one of them is.
+def with_settings_of(sources: Sequence[Source], draw: Source) -> Source:
+    """``draw``, which asks ``sources``: `Configured` where one of them is.
 
     Raises:
-      ValueError: they draw by different discounts.
+      ValueError: they draw by different settings.
     """
-    discounts = {source.discount for source in sources if isinstance(source, Discounted)}
-    if len(discounts) > 1:
-        raise ValueError(
-            f"the sources draw by different discounts, {', '.join(f'{x:g}' for x in sorted(discounts))}: give all of "
-            "them that of the agent"
-        )
-    return Discounted(draw, discounts.pop()) if discounts else draw
+    settings: dict[str, Any] = {}
+    for source in sources:
+        for name, value in source.settings if isinstance(source, Configured) else ():
+            if settings.setdefault(name, value) != value:
+                raise ValueError(
+                    f"the sources draw by different settings, {name}={settings[name]} and {name}={value}: give all of "
+                    "them that of the agent"
+                )
+    return Configured(draw, tuple(settings.items())) if settings else draw
 
 
 def is_logged(batch: Transition) -> Array:
@@ -81,7 +83,7 @@ def concatenated(*sources: Source) -> Source:
     """All rows that ``sources`` draw, in their order; it costs what they cost.
 
     Raises:
-      ValueError: they draw by different discounts (`Discounted`).
+      ValueError: they draw by different settings (`Configured`).
     """
 
     def draw(data: Any, key: Key, step: Array | int) -> Any:
@@ -90,7 +92,7 @@ def concatenated(*sources: Source) -> Source:
         batches = [_flagged(source(data[i], keys[i], step), i) for i, source in enumerate(sources)]
         return jax.tree.map(lambda *x: jnp.concatenate(x), *batches)
 
-    return with_discount_of(sources, draw)
+    return with_settings_of(sources, draw)
 
 
 def whole_batches(*sources: Source, shares: Callable[[Array | int], Array]) -> Source:
@@ -103,7 +105,7 @@ def whole_batches(*sources: Source, shares: Callable[[Array | int], Array]) -> S
       shares: step -> [K] the probability of each; their sum is 1.
 
     Raises:
-      ValueError: the sources draw by different discounts; when a batch is drawn, shares that are not one for each.
+      ValueError: the sources draw by different settings; when a batch is drawn, shares that are not one for each.
     """
 
     def draw(data: Any, key: Key, step: Array | int) -> Any:
@@ -120,7 +122,7 @@ def whole_batches(*sources: Source, shares: Callable[[Array | int], Array]) -> S
         ]
         return jax.lax.switch(jax.random.categorical(choice_key, jnp.log(share)), branches)
 
-    return with_discount_of(sources, draw)
+    return with_settings_of(sources, draw)
 
 
 def _flagged(batch: Any, index: int) -> Any:

@@ -58,3 +58,9 @@ def check(td_lambda: float) -> None:
     """Raises ValueError for a lambda outside of [0, 1]."""
     if not 0 <= td_lambda <= 1:
         raise ValueError(f"td_lambda={td_lambda} must be between 0 (one step) and 1 (all n steps)")
+
+
+def check_steps(n: int) -> None:
+    """Raises ValueError for fewer than one step: a return over none has no reward, and a discount above 1."""
+    if n < 1:
+        raise ValueError(f"returns over {n} steps: give at least 1")

@@ -8,7 +8,7 @@ from jax.sharding import PartitionSpec as P
 
 from rl.replay import dataset as replay
 from rl.replay.dataset import Dataset
-from rl.replay.source import Source, with_discount_of
+from rl.replay.source import Source, with_settings_of
 from rl.shard.placement import part_length, stacked
 from rl.train import Epoch, Report
 from rl.types import Array, Key, State, Transition
@@ -42,7 +42,7 @@ def data_parallel(sample: Source, mesh: Mesh) -> Source:
         part_length(jax.tree.leaves(batch)[0].shape[0], mesh, "data")
         return jax.lax.with_sharding_constraint(batch, rows)
 
-    return with_discount_of([sample], split)
+    return with_settings_of([sample], split)
 
 
 def sharded_sampler(batch_size: int, mesh: Mesh) -> Source:

@@ -108,9 +108,7 @@ def subset_min_member(head: ValueHead, outputs: Array, key: Key, subset: int) ->
 
 # How critics become one value, by the names that settings give them.
 MEMBERS: dict[str, Callable[[ValueHead, Array], Array]] = {"min": min_member, "mean": mean_member}
-
-
-AGGREGATIONS = ("min", "mean", "pessimistic")
+AGGREGATIONS = (*MEMBERS, "pessimistic")
 
 
 def aggregate(
@@ -140,7 +138,7 @@ def aggregate(
     return together, jnp.zeros(together.shape[:-1])
 
 
-def aggregate_values(values: Array, aggregation: str, deviations: float | Array) -> Array:
+def aggregate_values(values: Array, aggregation: str, deviations: float | Array = 0.0) -> Array:
     """The value [...] of `aggregate`, from values [E, ...]."""
     if aggregation == "min":
         return values.min(0)
