@@ -316,10 +316,12 @@ def _are_returns(x: Any) -> bool:
 
 def _settings(returns: Returns, config: Any) -> dict[str, float]:
     """The agent's settings that data over several steps were made with; rewards within chunks may have their own."""
-    settings = {"discount": returns.discount}
-    if returns.chunk > 1 and hasattr(config, "chunk_discount"):
+    if returns.steps == 1:  # in which nothing is discounted
+        return {}
+    settings, own = {"discount": returns.discount}, returns.within != returns.discount
+    if hasattr(config, "chunk_discount") and (returns.are_chunks or own):
         return settings | {"chunk_discount": returns.within}
-    if returns.within != returns.discount:
+    if own:
         raise ValueError(
             f"the data hold rewards that are discounted by {returns.within:g} within their steps, and the agent has "
             f"one discount: make them with discount={returns.discount:g} alone"

@@ -115,6 +115,8 @@ def _check_parameter(name: str, parameter: Any, method: str) -> None:
         parameter["values"] = [_number(x) for x in parameter["values"]]
     if "probabilities" in parameter:
         weights = parameter["probabilities"]
+        if isinstance(weights, list):
+            weights = parameter["probabilities"] = [_number(x) for x in weights]
         whole = isinstance(weights, list) and all(isinstance(x, int | float) and x >= 0 for x in weights)
         if not (whole and len(weights) == len(parameter.get("values", ())) and abs(sum(weights) - 1) < 1e-6):
             raise ValueError(f"{name}: probabilities={weights} must be one for each value, and sum to 1")
@@ -137,7 +139,7 @@ def _check_parameter(name: str, parameter: Any, method: str) -> None:
 
 
 def _is_finite(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+    return isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
 
 
 def _number(value: Any) -> Any:

@@ -818,6 +818,9 @@ def test_discounts_of_batches_and_of_agents_are_compared() -> None:
     count = lambda state, batch, key: (state._replace(step=state.step + 1), {"loss": batch.reward.mean()})
     runs = train.population(lambda config: Learner(count, count, count), deas, replay.sampler(BATCH), STEPS)
     jax.eval_shape(runs.epoch, state, several, one)
+    # Nor do chunks of one step.
+    runs = train.population(lambda config: Learner(count, count, count), deas, chunks.sampler(BATCH), STEPS)
+    jax.eval_shape(runs.epoch, state, chunks.make(loaded.dataset, 1, 0.7, 0.8), one)
 
     geometric = goals.Hindsight()
     draw = goals.sampler(BATCH, geometric, 0.99)

@@ -171,7 +171,7 @@ def test_another_encoding_and_no_file_are_named(tmp_path: Path) -> None:
         ),
         ({"messages": [], "candidates": ["b"]}, "its messages are empty"),
         ({"turns": [{"text": 1}], "candidates": ["b"]}, "its text is 1"),
-        (5, "5 is no object"),
+        ([], "[] is no object"),
     ],
 )
 def test_candidates_that_are_none(bad: Any, message: str, tmp_path: Path) -> None:

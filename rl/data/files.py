@@ -81,14 +81,15 @@ def _instead(path: Path) -> str:
     return f"; {folder} holds {', '.join(near) if near else f'no {path.suffix} file'}"
 
 
-def json_rows(path: str | os.PathLike, layout: str = "") -> Iterator[Row]:
-    """The rows of a file of JSON lines, or of one JSON array; lines one at a time, as some files have gigabytes.
+def json_rows(path: str | os.PathLike, layout: str = "", arrays: bool = False) -> Iterator[Row]:
+    """The rows of a file of JSON lines, one at a time: some files have gigabytes.
 
     Blank lines count and are no rows; a byte-order mark is skipped.
 
     Args:
         path: of the file, which is compressed by gzip if its name ends in ``.gz``.
         layout: what a row is, in words, for messages.
+        arrays: the file may be one JSON array of rows, too.
 
     Raises:
         DataError: there is no such file, it has no row, or a line is not JSON in UTF-8, which the message names.
@@ -100,7 +101,7 @@ def json_rows(path: str | os.PathLike, layout: str = "") -> Iterator[Row]:
         if not text.strip():
             continue
         if array is None:  # the first line that holds anything says what the file is
-            array = text.lstrip().startswith(b"[")
+            array = arrays and text.lstrip().startswith(b"[")
             text += b"".join(lines) if array else b""
         place = str(path) if array else f"{path}, line {number}"
         value = _json(text, place, layout)

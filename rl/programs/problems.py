@@ -412,7 +412,7 @@ def _checked(problem: Problem) -> Problem:
 
 def _rows(path: str | Path, *keys: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Where each row of a file is, and what it has. Raises ValueError where it lacks one of ``keys``."""
-    for place, _, row in json_rows(path):
+    for place, _, row in json_rows(path, arrays=True):
         missing = [key for key in keys if not isinstance(row, Mapping) or key not in row]
         if missing:
             raise ValueError(f"{place} has no {', '.join(missing)}")

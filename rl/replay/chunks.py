@@ -87,7 +87,10 @@ def make(dataset: Dataset, length: int, discount: float, reward_discount: float 
     last = ends[np.searchsorted(ends, start)]
     within = discount if reward_discount is None else reward_discount
     return Chunks(
-        over, np.flatnonzero(drawn).astype(np.int32), last.astype(np.int32), Returns(discount, within, length)
+        over,
+        np.flatnonzero(drawn).astype(np.int32),
+        last.astype(np.int32),
+        Returns(length, discount, within, True),
     )
 
 
@@ -109,7 +112,7 @@ def take(chunks: Chunks, rows: Array) -> Transition:
 
     ``next_action`` is the chunk that was logged next, where that may be drawn, too.
     """
-    steps, length = images.take(chunks.steps, rows), chunks.returns.chunk
+    steps, length = images.take(chunks.steps, rows), chunks.returns.steps
     last = chunks.last[rows][..., None]
 
     def actions(start: Array) -> Array:

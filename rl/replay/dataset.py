@@ -29,9 +29,10 @@ class Returns:
     (`rl.train.population`).
     """
 
+    steps: int  # over so many
     discount: float  # gamma, of what follows the steps
     within: float  # the discount of rewards within the steps
-    chunk: int = 1  # actions in each, if they are decisions on several (`rl.replay.chunks`)
+    are_chunks: bool = False  # each is a decision on as many actions (`rl.replay.chunks`)
 
 
 class Dataset(NamedTuple):
@@ -129,7 +130,7 @@ def n_step(dataset: Dataset, n: int, discount: float, reward_discount: float | N
             ),
             has_next_action=last.has_next_action,
         ),
-        returns=Returns(discount, within),
+        returns=Returns(n, discount, within),
     )
 
 
