@@ -271,8 +271,7 @@ def torch(
       dataset: of single steps.
     """
     sample = sampler_on_host(subject, (batch_size,), logged(subject, dataset))
-    config = common.of_decisions(subject.config, subject.chunk)
-    update = transcribed.updates(name, config, subject.head.size, SUPPORT, _spec(subject), sample)
+    update = transcribed.updates(name, subject.config, subject.head.size, SUPPORT, _spec(subject), sample)
     times = min(most, _fitting(update))
 
     def call() -> None:
@@ -368,8 +367,7 @@ def _spec(subject: Subject) -> Spec:
 
 
 def _learner(subject: Subject) -> Learner:
-    config = common.of_decisions(subject.config, subject.chunk)
-    return subject.agent.make(config, _spec(subject), subject.head)
+    return subject.agent.make(subject.config, _spec(subject), subject.head)
 
 
 def _source(subject: Subject, batch_size: int) -> Source:

@@ -39,7 +39,7 @@ def updates(
 
     Args:
       name: one of `AGENTS`.
-      config: the agent's own, with the discount from one decision to the next.
+      config: the agent's own.
       size: outputs of the value head; 1 is scalar, more are bins of HL-Gauss.
       support: of the bins, low and high.
       spec: of the data; vectors. The action is a chunk where the agent decides on several.

@@ -122,7 +122,8 @@ _SYNONYMS = {
 }
 
 
-def comments(config_type: type) -> dict[str, str]:
+@functools.cache
+def comments(config_type: type) -> Mapping[str, str]:
     """{field: the first comment on its lines} of a dataclass or named tuple, own and inherited."""
     helps: dict[str, str] = {}
     for owner in reversed(config_type.__mro__):

@@ -87,7 +87,7 @@ def test_pytorchs_updates_have_our_losses(name: str, head: str) -> None:
     of = subject(name, head)
     sample = cases.sampler_on_host(of, (ROWS,), cases.logged(of, steps()))
     batch, spec = sample(), cases._spec(of)
-    learner, config = cases._learner(of), cases.common.of_decisions(of.config, of.chunk)
+    learner, config = cases._learner(of), of.config
     state = jax.jit(learner.init)(jax.random.key(1), batch)
     filled = randomly_filled(learner, batch)
     state = state._replace(params=filled.params, target=filled.target)

@@ -1076,7 +1076,7 @@ def test_batches_of_several_steps_have_the_agents_discount() -> None:
     # Where lengths are drawn, rows are single steps, and the source says with which discount it joins them.
     chosen = dataclasses.replace(chosen, td_lambda=0.5)
     assert common.rows(chosen, cloned, loaded) is loaded
-    assert common.source(chosen, cloned, 2).discount == 0.5
+    assert dict(common.source(chosen, cloned, 2).settings) == {"discount": 0.5}
 
 
 @pytest.mark.slow
