@@ -157,7 +157,7 @@ def define(
     Raises:
       ValueError: on a field of which no flag can be made.
     """
-    helps = comments(type(config))
+    helps = comments(config.__class__)
     for field in dataclasses.fields(config):
         default, name = getattr(config, field.name), prefix + field.name
         text = helps.get(field.name, "")
