@@ -1855,7 +1855,7 @@ def test_sac_n_finds_the_best_policy_of_its_entropy(head: str) -> None:
     assert np.abs(q - (batch.reward[:19] + 0.5 * value)).max() < CRITIC_KINKS
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_edacs_diversity_makes_critics_disagree_off_the_data_alone() -> None:
     """All data lies on a line: along it the reward sets the gradients, across it diversity spreads them."""
     flat = bandit()

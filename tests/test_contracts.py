@@ -113,7 +113,7 @@ each_agent = others_long(lambda case: case.values[0][:2] in IN_CI, [case for cas
 # Where a test runs epochs: the updates of the other heads are tested in every way below and in test_agents.
 trained = others_long(one_head_or_goals)
 # Where a test asks one compiled update: IQL, which has a critic and a value, is asked with every head.
-asked = others_long(lambda case: one_head_or_goals(case) or case.values[0][1] == "iql")
+asked = others_long(lambda case: one_head_or_goals(case) or case.values[0][:2] == ("continuous", "iql"))
 
 BATCH, STEPS, SEEDS = 16, 20, 2
 SMALL: dict[str, dict[str, Any]] = {

@@ -436,7 +436,7 @@ SHARED = {  # the networks that the settings of one name are for, where they are
 }
 
 
-@pytest.mark.parametrize("agent", (*ORACLES, "hecrl"))
+@pytest.mark.parametrize("agent", (*ORACLES, pytest.param("hecrl", marks=pytest.mark.long)))
 @pytest.mark.slow
 def test_optimiser_settings_reach_their_networks(agent: str) -> None:
     """A warm-up counts updates: the states of those networks' optimisers, and no others, hold one number more."""

@@ -82,7 +82,7 @@ def test_its_heads_learn(tmp_path, fewer) -> None:
         assert result["noise"]["sticky, eta 0"][name]["error"]["mean"] < 0.4  # from above 0.7, if it says 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_without_history_a_phase_has_a_new_network_that_knows_the_offset_before(fewer, monkeypatch) -> None:
     """Its first phase needs no jump, and its errors in the second are those of a jump alone."""
     monkeypatch.setattr(study, "OFFSET_STEPS", 200)

@@ -1652,7 +1652,7 @@ def test_mbpp_references_pass(data_file: Callable[[str], Path], real: Pool) -> N
     assert set(real.run([(problem, problem.reference) for problem in sanitized[::16]])) == {Verdict.PASSED}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_codegen_programs(data_file: Callable[[str], Path], real: Pool) -> None:
     problems = {problem.name: problem for problem in read_humaneval(data_file("programs/HumanEval.jsonl.gz"))}
     samples = read_samples(data_file("programs/humaneval_codegen16b_samples.jsonl.gz"))
