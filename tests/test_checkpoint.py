@@ -491,6 +491,7 @@ else:
 """
 
 
+@pytest.mark.slow
 def test_two_processes(folder: Path, tmp_path: Path):
     with socket.socket() as free:
         free.bind(("localhost", 0))

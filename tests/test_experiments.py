@@ -1520,6 +1520,7 @@ def test_a_preempted_process_stops_all_and_the_same_command_goes_on_to_the_same_
         assert np.asarray(whole[name]).tobytes() == np.asarray(cut[name]).tobytes(), name
 
 
+@pytest.mark.slow
 def test_what_does_not_divide_over_devices_removes_nothing(
     evaluated: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -120,17 +120,19 @@ def test_agents_learn_on_it() -> None:
     np.testing.assert_allclose(last, [-1.0, 1.0, -0.6, -1.0, -1.0], atol=0.1)
 
 
+@pytest.mark.slow
+def test_texts_that_fit_are_read_where_their_padding_does_not_fit() -> None:
+    read = cached.reader(model.make(CONFIGS["llama"]), rows=1, lengths=(4, 64))
+    most = CONFIGS["llama"].context - 3
+    [one] = read(random_params(CONFIGS["llama"]), [1] * most, [[2, 3, 4]])
+    assert one.log_prob.shape == (3,)
+
+
 def test_what_it_cannot_do_is_said() -> None:
     read = cached.reader(model.make(CONFIGS["llama"]), lengths=(4,))
     for answer in ([], [1] * 5):
         with pytest.raises(ValueError, match="answers must have from 1 to 4 tokens"):
             read(random_params(CONFIGS["llama"]), PROMPT, [answer])
-    # Texts that fit are read where their padding does not fit.
-    most = CONFIGS["llama"].context - 3
-    [one] = cached.reader(model.make(CONFIGS["llama"]), rows=1, lengths=(4, 64))(
-        random_params(CONFIGS["llama"]), [1] * most, [[2, 3, 4]]
-    )
-    assert one.log_prob.shape == (3,)
     batch, _ = stored("llama")
     build = cached.on_top(CONFIGS["llama"], random_params(CONFIGS["llama"]), 1, 12, 2)
     learner = cached.learner(lambda lm: lm_bc.make(lm_bc.Config(), lm, heads.scalar()), build)
