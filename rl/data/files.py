@@ -11,7 +11,6 @@ import difflib
 import gzip
 import json
 import os
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -115,12 +114,9 @@ def json_rows(path: str | os.PathLike, layout: str = "", arrays: bool = False) -
 
 
 def _raw_lines(path: Path) -> Iterator[bytes]:
-    open_ = gzip.open if path.name.endswith(".gz") else open
-    with open_(path, "rb") as file:
-        try:
-            yield from file
-        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise DataError(f"{path} is not compressed by gzip, or is damaged: {error}") from None
+    open_, kind = (gzip.open, "gzip") if path.name.endswith(".gz") else (open, "text")
+    with reading(path, kind), open_(path, "rb") as file:
+        yield from file
 
 
 def _json(text: bytes, place: str, layout: str) -> Any:
