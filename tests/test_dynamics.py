@@ -195,6 +195,7 @@ def test_deterministic_proposals_are_means() -> None:
     np.testing.assert_array_equal(np.concatenate([observations, rewards[..., None]], -1), mean)
 
 
+@pytest.mark.slow
 def test_proposals_have_the_predicted_moments(fitted: tuple[ensemble.Ensemble, ensemble.Model]) -> None:
     world, model = fitted
     steps = jax.tree.map(lambda x: x[0], log(1).transitions)

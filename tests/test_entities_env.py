@@ -124,6 +124,7 @@ def test_agents_that_read_histories_are_not_given_sets(tmp_path: Path) -> None:
         goals.problem(settings, config, [config])
 
 
+@pytest.mark.slow
 def test_a_run_rewards_the_step_after_which_all_cubes_are_near(tmp_path: Path) -> None:
     """Rewards come from positions as they were logged, while the agent sees standardised ones."""
     write(tmp_path / "two.npz", 2)

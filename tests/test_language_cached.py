@@ -128,6 +128,7 @@ def test_texts_that_fit_are_read_where_their_padding_does_not_fit() -> None:
     assert one.log_prob.shape == (3,)
 
 
+@pytest.mark.slow
 def test_what_it_cannot_do_is_said() -> None:
     read = cached.reader(model.make(CONFIGS["llama"]), lengths=(4,))
     for answer in ([], [1] * 5):

@@ -510,6 +510,7 @@ def test_a_run_says_what_it_did(finished: tuple[Path, dict[str, Any]]) -> None:
     assert result["scores"]["return"]["last"]["mean"] == np.mean(rows[-1]["eval/return"])
 
 
+@pytest.mark.slow
 def test_actions_are_random_until_learning_starts(finished: tuple[Path, dict[str, Any]]) -> None:
     arrays = saved(finished[0], 40)
     action = arrays["loop/memory/rows/action"][0]

@@ -13,7 +13,7 @@ from scipy import stats
 from rl import plot, statistics
 from rl.plot import style
 
-pytestmark = pytest.mark.rendered
+pytestmark = [pytest.mark.rendered, pytest.mark.slow]  # matplotlib is the same on both interpreters
 
 STEPS = np.array([0, 100, 200, 300])
 SCORES = np.array([[1.0, 2.0, 4.0], [2.0, 3.0, 7.0], [5.0, 5.5, 9.0], [6.0, 8.0, 9.5]])

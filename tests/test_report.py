@@ -34,6 +34,8 @@ from rl import agents, data, log, model_based, outcomes, selection, statistics
 from sweeps import layout, records
 from sweeps.layout import Program
 
+pytestmark = pytest.mark.slow  # numbers and texts, which another interpreter does not change
+
 ROOT = Path(__file__).parents[1]
 TASKS = [f"hopper-{tier}-regen-v5" for tier in ("medium", "medium-replay", "expert")]
 SEEDS, EPISODES = 4, 6

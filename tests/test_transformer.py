@@ -200,7 +200,7 @@ def cue(key: Any, rows: int) -> tuple[Transition, Any]:
     return Transition(history, action, 1.0 * (action == right), zero, history, action, zero), right
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_dqn_remembers() -> None:
     config = dqn.Config(hidden=(16, 16), learning_rate=3e-3)
     learner = dqn.make(config, SPEC, heads.make("hl_gauss", -0.5, 1.5, 11))

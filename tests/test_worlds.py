@@ -104,6 +104,7 @@ def test_no_policy_is_at_the_edge_of_reach_before_the_last_step() -> None:
     assert edge == [False] * 9 + [True]
 
 
+@pytest.mark.slow
 def test_the_planes_value_is_that_of_a_discretised_optimal_policy() -> None:
     """Value iteration on a grid of half steps: the oracle may be worse by what its straight way gives away."""
     axis = np.arange(-14, 14.5, 0.5)
