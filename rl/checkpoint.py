@@ -155,16 +155,15 @@ def described(folder: str | os.PathLike[str], step: int) -> dict[str, Any]:
     Raises:
         CheckpointError: it has been removed, or its card is damaged.
     """
-    names = (str(step), f"{step}.saving")
-    path = next((path for name in names if (path := Path(folder) / name / _CARD).exists()), None)
-    if path is None:
+    # In the order in which `_newest` takes them: what is being put in place goes before what it replaces.
+    records = [_record(path) for number, path in _candidates(Path(folder)) if number == step]
+    if not records:
         raise CheckpointError(
             f"{folder} has no checkpoint of step {step} any more: start the same command again"
         )
-    try:
-        record: dict[str, Any] = json.loads(path.read_text())
-    except ValueError:
-        raise CheckpointError(f"{path} is damaged: {_REMEDY}") from None
+    record = next((record for record in records if not isinstance(record, str)), None)
+    if record is None:
+        raise CheckpointError(f"the checkpoint of step {step} in {folder} is {records[0]}. {_REMEDY}")
     return record
 
 

@@ -59,6 +59,7 @@ def open_run(
     tensorboard: bool = True,
     wandb: bool = False,
     resume_step: int = 0,
+    resume_lines: int | None = None,
     variants: Sequence[str] = (),
 ) -> Iterator[Run]:
     """Opens the records of a run, to be closed on leaving the ``with`` block.
@@ -75,6 +76,8 @@ def open_run(
         wandb: whether to log to Weights & Biases, which reads its own environment (``WANDB_PROJECT``,
             ``WANDB_MODE``, ...).
         resume_step: the step that was restored. Lines of later steps are dropped; 0 starts the file again.
+        resume_lines: how many lines had been written when that step was saved, if known. Lines beyond them are dropped,
+            too: a line of that very step may have been written after it was saved.
         variants: names of what was trained together, each an equal share of the seeds: TensorBoard and wandb get the
             mean of each as NAME/VARIANT.
 
@@ -98,7 +101,7 @@ def open_run(
         if wandb:  # first: without a login, no run is begun here
             copies.append(stack.enter_context(_wandb(folder, config, resume_step)))
         _record_config(folder, config, resume_step)
-        drop_after(folder / METRICS, resume_step)
+        drop_after(folder / METRICS, resume_step, resume_lines)
         file = stack.enter_context(open(folder / METRICS, "ab", buffering=0))
         if tensorboard:
             copies.append(stack.enter_context(_tensorboard(folder, resume_step)))
@@ -350,11 +353,14 @@ def _means(values: Mapping[str, np.ndarray], variants: Sequence[str]) -> dict[st
     return means
 
 
-def drop_after(path: Path, step: int) -> None:
-    """Keeps the lines up to ``step``, or none for step 0, so that a resumed run does not write them twice."""
+def drop_after(path: Path, step: int, most: int | None = None) -> None:
+    """Keeps the lines up to ``step``, or none for step 0, so that a resumed run does not write them twice.
+
+    Of these the first ``most``, if it is given.
+    """
     if not path.exists():
         return
-    lines = b"".join(line for line, row in _rows(path) if 0 < step >= row["step"])
+    lines = b"".join([line for line, row in _rows(path) if 0 < step >= row["step"]][:most])
     with replacing(path) as partial:
         partial.write_bytes(lines)
 

@@ -281,15 +281,18 @@ def evaluator(
             action, memory = actor.act(states, memory, seen, first, chance)
             outcome = jax.vmap(world.step)(copies(time), world_state, action)
             running = over == 0
-            scores = jnp.stack(
-                [total + running * outcome.reward, length + running, jnp.maximum(over, 1.0 * outcome.first)]
-            )
+            reward = jnp.where(running, outcome.reward, 0.0)  # after its end an episode may return anything
+            scores = jnp.stack([total + reward, length + running, jnp.maximum(over, 1.0 * outcome.first)])
             return outcome.observation, outcome.state, memory, scores, time + 1
 
         return jax.lax.while_loop(more, step, start)[3]
 
     def score(states: State, index: int) -> dict[str, np.ndarray]:
         total, length, over = jax.device_get(play(acting.without_optimiser(states), jnp.int32(index)))
+        if not np.isfinite(total).all():
+            raise FloatingPointError(
+                f"the environment returned a reward that is not finite, in evaluation {index}"
+            )
         if cut := int((over == 0).sum()):
             warnings.warn(
                 f"{cut} of {over.size} episodes were cut after {LONG_EPISODE:,} steps, and count as if they ended "

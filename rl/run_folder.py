@@ -123,7 +123,7 @@ def versions() -> dict[str, str]:
 
 def warn_of_lost_lines(run: Run, step: int) -> bool:
     """Whether metrics.jsonl has fewer lines than were written up to the checkpoint of ``step``; with a warning."""
-    held, written = lines_held(run.folder, step), lines_written(run, step)
+    held, written = lines_held(run.folder, step), lines_written(run, step) or 0
     if held < written:
         warnings.warn(
             f"{run.folder / log.METRICS} holds {held} of the {written} lines that were written up to {run.unit} "
@@ -134,9 +134,10 @@ def warn_of_lost_lines(run: Run, step: int) -> bool:
     return held < written
 
 
-def lines_written(run: Run, step: int) -> int:
-    """Lines that were ever written to metrics.jsonl up to the checkpoint of ``step``, as it says itself."""
-    return checkpoint.described(run.folder / CHECKPOINTS, step)["card"].get("lines", 0)
+def lines_written(run: Run, step: int) -> int | None:
+    """Lines that were ever written to metrics.jsonl up to the checkpoint of ``step``, if it says so itself."""
+    lines: int | None = checkpoint.described(run.folder / CHECKPOINTS, step)["card"].get("lines")
+    return lines
 
 
 def lines_held(folder: Path, step: int) -> int:

@@ -247,6 +247,11 @@ def test_a_whole_one_that_was_not_renamed_yet_is_used(folder: Path):
     restored, step = checkpoint.restore(folder, make_state(), CARD)
     assert step == 200
     assert_same_bits(restored, make_state(2))
+    # Killed while it replaces one of the same step, some of which is still there: notes must not be of another than arrays.
+    record = json.loads((folder / "200.saving" / "card.json").read_text())
+    (folder / "200").mkdir()
+    (folder / "200" / "card.json").write_text(json.dumps(record | {"notes": "replaced"}))
+    assert checkpoint.described(folder, 200)["notes"] is None
 
 
 def test_nothing_whole_is_an_error_not_a_fresh_start(folder: Path):

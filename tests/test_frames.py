@@ -28,7 +28,7 @@ class Game:
         rng = np.random.default_rng(0)
         self.environments, self.steps = environments, []
         blank = np.zeros((2, 2, DEPTH * channels), np.uint8)
-        row = ring.Row(blank, np.int32(0), np.float32(0), np.float32(0), blank, np.bool_(False))
+        row = ring.Row(blank, np.zeros(2, np.float32), np.float32(0), np.float32(0), blank, np.bool_(False))
         self.memory = ring.empty(frames.compress(row, DEPTH), capacity)
         insert = jax.jit(ring.insert)
         stack, first = np.zeros((environments, 2, 2, DEPTH * channels), np.uint8), np.ones(environments, bool)
@@ -42,12 +42,12 @@ class Game:
             left = left - 1
             terminated, over = (left == 0) & (rng.random(environments) < 0.5), left == 0
             action, reward = (
-                rng.integers(0, 4, environments),
+                rng.normal(size=(environments, 2)).astype(np.float32),
                 rng.normal(size=environments).astype(np.float32),
             )
             discount, shown = np.float32(~terminated), frame()
             following = look(stack, shown, np.zeros(environments, bool))
-            block = ring.Row(stack, np.int32(action), reward, discount, following, first)
+            block = ring.Row(stack, action, reward, discount, following, first)
             self.memory = insert(self.memory, frames.compress(block, DEPTH))
             for e in range(environments):
                 number = time * environments + e
@@ -129,7 +129,7 @@ def test_the_next_action_is_the_one_taken_there() -> None:
         step = (game.later(step, -1) or step) if step["cut"] else step
         after = game.later(step, 1)
         assert bool(transitions.has_next_action[i]) == (after is not None)
-        assert transitions.next_action[i] == (after or step)["action"]
+        np.testing.assert_array_equal(transitions.next_action[i], (after or step)["action"])
 
 
 def test_the_view_of_an_online_run_reads_as_many_environments_as_it_has() -> None:

@@ -314,6 +314,19 @@ def test_an_error_keeps_the_checkpoint_before_it(whole: Path, tmp_path: Path) ->
     assert_same(whole, tmp_path)
 
 
+def test_a_line_that_follows_the_checkpoint_of_its_step_is_not_there_twice(tmp_path: Path) -> None:
+    """Where an evaluation fails, the learners are saved first; the line comes when the run goes on."""
+    for write in (False, True, True):
+        start = lifecycle.begin(run(tmp_path, 2), {"state": np.zeros(3)})
+        with lifecycle.session(run(tmp_path, 2), start) as session:
+            if not write:
+                session.save(1, start.tree)
+                continue
+            session.write(1, {"eval/return": np.zeros((2, 2))})
+    assert [row["step"] for row in log.read(tmp_path)] == [1]
+    assert "lost_lines" not in learn(run(tmp_path, 2))
+
+
 @pytest.mark.slow
 def test_killed_at_any_time_it_continues_to_the_same_bits(whole: Path, tmp_path: Path) -> None:
     """A process of its own, by SIGKILL between the line of a step and its checkpoint."""

@@ -201,6 +201,29 @@ def test_evaluations_play_whole_episodes() -> None:
     np.testing.assert_allclose(scores["return"], [[-x.sum()] * 3 for x in push], rtol=1e-5)
 
 
+def test_a_reward_counts_until_its_episode_is_over() -> None:
+    """And what is not finite is no score: what an environment returns while others are still played is none."""
+    act = lambda state, observation, key: jnp.broadcast_to(state.params, (*observation.shape[:-1], 1))
+    actor = acting.over_seeds(acting.memoryless(act), train.STACKED)
+    states = State(jnp.float32([1.0, -1.0]), {}, {}, 0)
+
+    def returns(after: float) -> Any:
+        """Rewards are NaN where the second number of the state is above ``after``: 10 once an episode is over."""
+
+        def step(keys: Key, state: Any, action: Any) -> Outcome:
+            made = line().step(keys, state, action)
+            reward = jnp.where(state[:, 1] > after, jnp.nan, made.reward)
+            return made._replace(reward=reward, state=jnp.where(made.first[:, None], 10.0, made.state))
+
+        return on_device.evaluator(line()._replace(step=step), actor, 1, 2, 0)(states, 4)["return"]
+
+    np.testing.assert_array_equal(
+        returns(5.0), on_device.evaluator(line(), actor, 1, 2, 0)(states, 4)["return"]
+    )
+    with pytest.raises(FloatingPointError, match="a reward that is not finite, in evaluation 4"):
+        returns(0.01)
+
+
 def test_episodes_that_are_cut_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of a policy that falls off at the very last step are over, and those of one that is a step behind are not.
 

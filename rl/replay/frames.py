@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from rl import masks
 from rl.replay import ring, traces
 from rl.types import Array, Key, Transition
 
@@ -98,7 +99,7 @@ def transitions(
         reward=(weight * rows.reward[following[:, :n]]).sum(1),
         discount=jnp.where(alive, discount ** (steps - 1).astype(jnp.float32), 0.0),
         next_observation=stacks(memory, after, depth, stride),
-        next_action=jnp.where(alive, rows.action[after], action),
+        next_action=jnp.where(masks.expand(alive, action), rows.action[after], action),
         has_next_action=alive.astype(jnp.float32),
     )
 
