@@ -26,6 +26,7 @@ from experiments import checks, common, flags, notes, presets
 from rl import acting, data, keys, lifecycle, model_based, run_folder, train
 from rl.agents import sac_n
 from rl.dynamics import base, ensemble, termination, truth
+from rl.dynamics.base import UNCERTAINTY
 from rl.dynamics.termination import Rule
 from rl.envs import entities
 from rl.envs.registry import time_limit
@@ -208,9 +209,11 @@ def unused(settings: Settings, config: Config) -> tuple[dict[str, str], dict[str
         why = f"with --agent.real=1, as of {settings.agent}, nothing is rolled out in any model"
         return dict.fromkeys(model, why), dict.fromkeys(("rollouts", "length", "retain"), why)
     if settings.truth == 1:
-        return dict.fromkeys(
-            model, "with --truth=1 rollouts are in the true dynamics, and no model is fitted"
-        ), {}
+        why = "with --truth=1 rollouts are in the true dynamics, and no model is fitted"
+        certain = (
+            f"with --truth=1 rollouts are in the true dynamics, whose {config.uncertainty} uncertainty is 0"
+        )
+        return dict.fromkeys(model, why), {"penalty": certain} if config.uncertainty in UNCERTAINTY else {}
     if settings.model_updates:
         why = "--model_updates says how long the model is fitted"
         return dict.fromkeys(("model_patience", "model_min_epochs", "model_max_epochs"), why), {}

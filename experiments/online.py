@@ -99,7 +99,8 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
       ValueError: settings that cannot be run; the message names the flag. Or an environment whose observations or
         actions agents here cannot use.
       checkpoint.CheckpointError: the run folder holds another run.
-      FloatingPointError: the environment returned a reward or an observation that is not finite.
+      FloatingPointError: the environment returned a reward or an observation that is not finite. One in JAX does so
+        without a new checkpoint, and the same command comes to the same step again.
       RuntimeError: an environment failed, or its process died twice at once. Whenever an environment ends the
         run, what was collected before is in the last checkpoint, and the same command goes on with new episodes.
       train.Diverged: a metric stopped being finite.

@@ -42,15 +42,25 @@ def curve(
     Of a run that diverged the last evaluation stands for those that it did not reach, and ``before`` if there is none:
     to be drawn, for its seeds share a program, and those that did not diverge stopped, too. What is judged leaves such
     a run out (`experiments.studies.undiverged`).
+
+    Raises:
+      ValueError: a run that did not diverge lacks an evaluation, because lines of its metrics.jsonl were lost.
     """
     end = settings.steps if hasattr(settings, "steps") else settings.updates
     due = np.arange(settings.eval_every, end + 1, settings.eval_every)
     means = np.full((len(due), settings.seeds), before)
     try:
-        logged = log.series(folder, name)[1].mean(-1)
+        steps, scores = log.series(folder, name)
     except (FileNotFoundError, KeyError):
         if not diverged:
             raise
     else:
-        means[: len(logged)], means[len(logged) :] = logged, logged[-1]
+        missing = sorted(set(due.tolist()) - set(steps.tolist()))
+        if missing and not diverged:
+            raise ValueError(
+                f"{folder / log.METRICS} lacks {name} of steps {missing}: remove {folder} to train it again"
+            )
+        # Each stands until the next; without losses and divergence there is one at every step that is due.
+        latest = np.searchsorted(steps, due, side="right") - 1
+        means[latest >= 0] = scores.mean(-1)[latest[latest >= 0]]
     return due, means

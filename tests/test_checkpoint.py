@@ -247,7 +247,7 @@ def test_a_whole_one_that_was_not_renamed_yet_is_used(folder: Path):
     restored, step = checkpoint.restore(folder, make_state(), CARD)
     assert step == 200
     assert_same_bits(restored, make_state(2))
-    # Killed while it replaces one of the same step, some of which is still there: notes must not be of another than arrays.
+    # Killed while it replaces one of the same step, some of which is still there: notes and arrays are of one of them.
     record = json.loads((folder / "200.saving" / "card.json").read_text())
     (folder / "200").mkdir()
     (folder / "200" / "card.json").write_text(json.dumps(record | {"notes": "replaced"}))

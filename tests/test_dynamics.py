@@ -513,6 +513,11 @@ def test_a_constant_observation_stays_finite(constant: float) -> None:
         ),
         ({"holdout": 0.0}, "holdout=0.0 must be a share between 0 and 1"),
         ({"max_epochs": 0}, "max_epochs=0 of the dynamics model must be at least 1"),
+        ({"batch_size": 0}, "batch_size=0 of the dynamics model must be at least 1"),
+        ({"learning_rate": 0.0}, "learning_rate=0.0 of the dynamics model must be positive"),
+        ({"learning_rate": float("nan")}, "learning_rate=nan of the dynamics model must be positive"),
+        ({"decay": (0.0, -1.0)}, r"decay=\(0.0, -1.0\) of the dynamics model must be numbers from 0"),
+        ({"hidden": (0,)}, r"hidden=\(0,\) of the dynamics model: a layer has at least one unit"),
     ],
 )
 def test_a_configuration_without_sense_is_refused(fields: dict[str, Any], message: str) -> None:

@@ -294,6 +294,8 @@ def test_integer_actions_and_images_are_refused_with_agents_that_take_them(tmp_p
             ["model_updates", "model_learning_rate"],
         ),
         ({"model_updates": 77, "model_patience": 3}, {}, ["model_patience"]),
+        ({"agent": "mopo", "truth": 1.0}, {"penalty": 2.0}, ["agent.penalty"]),
+        ({"agent": "mobile", "truth": 1.0}, {"penalty": 2.0}, []),
         ({"model_updates": 0, "model_patience": 3}, {}, []),
     ],
 )

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments import checks, goals, offline, source_code, studies
+from experiments import checks, goals, offline, source_code, studies, study_runs
 from rl import log
 from rl.train import Diverged
 
@@ -517,3 +517,17 @@ def test_a_run_that_diverges_keeps_its_last_evaluation(
     assert outcome["diverged"] and outcome["curve"]["steps"].tolist() == [2, 4, 6]
     score = outcome["curve"]["score" if name == "arsq_control" else "success"]
     np.testing.assert_allclose(score, np.full((3, 2), evaluated * (50.0 if name == "arsq_control" else 1.0)))
+
+
+def test_evaluations_are_placed_by_their_steps(tmp_path: Path) -> None:
+    """One that was never due shifts no others, and one that was lost is missed."""
+    settings = offline.Settings(updates=6, eval_every=2, eval_episodes=1, seeds=1)
+    with log.open_run(tmp_path, {}, tensorboard=False) as opened:
+        for step in (0, 2, 6):
+            opened.write(step, {"eval/return": np.full((1, 5), step)})
+    with pytest.raises(
+        ValueError, match=r"metrics.jsonl lacks eval/return of steps \[4\]: remove .* to train"
+    ):
+        study_runs.curve(tmp_path, "eval/return", settings, False)
+    steps, returns = study_runs.curve(tmp_path, "eval/return", settings, True)
+    assert (steps.tolist(), returns.tolist()) == ([2, 4, 6], [[2.0], [2.0], [6.0]])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from rl import nest
 from rl.types import Spec
@@ -42,6 +43,18 @@ def check(config: Config, spec: Spec) -> None:
         )
     if not 0 < config.holdout < 1:
         raise ValueError(f"holdout={config.holdout} must be a share between 0 and 1")
-    for name, least in {"updates": 0, "patience": 1, "min_epochs": 0, "max_epochs": 1}.items():
+    if min(config.hidden, default=1) < 1:
+        raise ValueError(f"hidden={config.hidden} of the dynamics model: a layer has at least one unit")
+    if not all(0 <= rate < math.inf for rate in config.decay):
+        raise ValueError(f"decay={config.decay} of the dynamics model must be numbers from 0")
+    if not 0 < config.learning_rate < math.inf:
+        raise ValueError(f"learning_rate={config.learning_rate} of the dynamics model must be positive")
+    for name, least in {
+        "batch_size": 1,
+        "updates": 0,
+        "patience": 1,
+        "min_epochs": 0,
+        "max_epochs": 1,
+    }.items():
         if getattr(config, name) < least:
             raise ValueError(f"{name}={getattr(config, name)} of the dynamics model must be at least {least}")
