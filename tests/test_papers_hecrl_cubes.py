@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("ogbench")
 
-from experiments import studies
+from experiments import source_code, studies
 from experiments.papers import hecrl_cubes as paper
 from rl import log
 from rl.agents import hecrl
@@ -55,6 +55,21 @@ def test_the_whole_study_without_training(tmp_path: Path, monkeypatch: pytest.Mo
     assert "| scalar, diffusion | 1.20 [1.20, 1.20] | 0.10 [0.10, 0.10] | 1.10 [1.10, 1.10] |" in report
     assert (tmp_path / "out" / "radius.png").exists()
     np.testing.assert_allclose(paper.over_radii(result, "scalar")[:, 0], [0.6, 0.7, 0.8, 0.7, 0.6, 0.5])
+
+
+def test_runs_of_other_settings_or_code_are_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the ways to judge them are no part of them."""
+
+    def folder(**changes: Any) -> Path:
+        settings = paper.Settings(**changes)
+        return paper.run_place(
+            settings, paper.run_digest(settings, "data.npz", "scalar", "awr"), "scalar", "awr"
+        )
+
+    assert folder() == folder(eval_episodes=2, radii=(-30,)) != folder(updates=40_000)
+    before = folder()
+    monkeypatch.setattr(source_code, "needed", lambda module, name: f"{module}.{name}, changed")
+    assert folder() != before
 
 
 def test_ways_to_act_differ_in_what_they_say() -> None:

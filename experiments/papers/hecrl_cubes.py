@@ -30,6 +30,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -121,17 +122,27 @@ def run(settings: Settings) -> dict[str, Any]:
     )
     common_settings = studies.chosen(settings, "radii")
     ways = judgements(settings)
-    of_run = functools.cache(
-        functools.partial(trained, settings, str(path))
-    )  # each is judged in several ways
+    digests = {run: run_digest(settings, str(path), *run) for run in runs()}
+    if settings.overwrite:
+        for run in runs():
+            shutil.rmtree(run_place(settings, digests[run], *run), ignore_errors=True)
+
+    @functools.cache  # each is judged in several ways
+    def of_run(head: str, kind: str) -> Trained:
+        return trained(settings, run_place(settings, digests[head, kind], head, kind), str(path), head, kind)
+
     variants = {
         f"subgoals, {head}, {kind}": studies.Variant(
-            functools.partial(of_subgoals, settings, of_run, head, kind), common_settings
+            functools.partial(of_subgoals, settings, of_run, head, kind),
+            {**common_settings, "run": digests[head, kind]},
         )
         for head, kind in runs()
     }
     variants |= {
-        way.name: studies.Variant(functools.partial(of_success, settings, of_run, way), common_settings)
+        way.name: studies.Variant(
+            functools.partial(of_success, settings, of_run, way),
+            {**common_settings, "run": digests[way.head, way.trained]},
+        )
         for way in ways
     }
 
@@ -211,8 +222,19 @@ def run_settings(settings: Settings, path: str, head: str, kind: str) -> goals.S
         eval_every=settings.eval_every,
         eval_episodes=0,
         batch_size=settings.batch_size,
-        workdir=f"{settings.workdir}/{head}-{kind}",
     )
+
+
+def run_digest(settings: Settings, path: str, head: str, kind: str) -> str:
+    """A digest of the settings of a run and of the code that it runs: a run of others has another folder."""
+    chosen = run_settings(settings, path, head, kind), agent_config(settings, kind)
+    fields = {type(part).__module__: dataclasses.asdict(part) for part in chosen}
+    return studies.digest(f"{head}, {kind}", studies.Variant(trained, fields))
+
+
+def run_place(settings: Settings, digest: str, head: str, kind: str) -> Path:
+    """The folder of a run."""
+    return Path(settings.workdir) / f"{head}-{kind}.{digest[:12]}"
 
 
 def environment(settings: Settings, more: int = 0) -> str:
@@ -257,9 +279,10 @@ class Trained(NamedTuple):
 OfRun = Callable[[str, str], Trained]  # (head, subgoals) -> `trained`, computed once
 
 
-def trained(settings: Settings, path: str, head: str, kind: str) -> Trained:
-    """The run of a head and of what proposes subgoals, trained where it is not yet."""
+def trained(settings: Settings, folder: Path, path: str, head: str, kind: str) -> Trained:
+    """The run of a head and of what proposes subgoals, trained in its folder where it is not yet."""
     chosen, config = run_settings(settings, path, head, kind), agent_config(settings, kind)
+    chosen = dataclasses.replace(chosen, workdir=str(folder))
     result = goals.run(chosen, config)
     task, mesh = goals.problem(chosen, config, [config]), shard.mesh(1, 1)
     population, run_keys = goals.learners(chosen, config, {}, task, mesh)
