@@ -27,7 +27,7 @@ def script(chosen: goals.Settings, config: Any) -> None:
     rows = []
     for step in range(1, 6):
         each = [(step > 2) * (mean + seed / 10) / 100 * of_task for seed in range(chosen.seeds)]
-        rows.append({"step": step, "eval/success": np.array(each).tolist()})
+        rows.append({"step": step * chosen.eval_every, "eval/success": np.array(each).tolist()})
     (folder / log.METRICS).write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
