@@ -117,7 +117,7 @@ class Session:
         self.bar, self.stopping, self.prepared = bar, stopping, prepared
         self._run, self._record, self._began = run, record, time.monotonic() - start.seconds
         self._versions = run_folder.versions()
-        self._lines = (run_folder.lines_written(run, start.step) if start.step else None) or 0
+        self._lines = run_folder.lines_written(run, start.step) or 0
 
     def seconds(self) -> float:
         """Wall time of the run so far."""
@@ -265,7 +265,7 @@ def _open(run: Run, start: Start, prepared: Any) -> Iterator[Session]:
             tensorboard=run.tensorboard,
             wandb=run.wandb,
             resume_step=start.step,
-            resume_lines=run_folder.lines_written(run, start.step) if start.step else None,
+            resume_lines=run_folder.lines_written(run, start.step),
             variants=outcomes.labels(run.variants),
         ) as record,
         log.progress(run.total, run.label, initial=start.step) as bar,

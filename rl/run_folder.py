@@ -135,7 +135,12 @@ def warn_of_lost_lines(run: Run, step: int) -> bool:
 
 
 def lines_written(run: Run, step: int) -> int | None:
-    """Lines that were ever written to metrics.jsonl up to the checkpoint of ``step``, if it says so itself."""
+    """Lines that were ever written to metrics.jsonl up to the checkpoint of ``step``, if it says so itself.
+
+    None of step 0, at which the file begins again.
+    """
+    if step == 0:
+        return None
     lines: int | None = checkpoint.described(run.folder / CHECKPOINTS, step)["card"].get("lines")
     return lines
 

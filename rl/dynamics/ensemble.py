@@ -48,8 +48,7 @@ def make(config: Config, spec: Spec, loss: Loss = LIKELIHOOD) -> Ensemble:
     with no successor logged (their own observation stands there) are left out. The compiled programs belong to the
     ensemble: make it once, and a fit of more rows of the same ring, from a model or with another context compiles
     nothing. ``fit`` raises ValueError for rewards that are not finite, too few rows, a model of other shapes, or a
-    context that no loss reads; and FloatingPointError if an elite's error was
-    never finite.
+    context that no loss reads; and FloatingPointError if an elite's error was never finite.
 
     Args:
       config: hyper-parameters.
