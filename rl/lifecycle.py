@@ -112,12 +112,19 @@ class Session:
     """An open run: records, checkpoints, progress, requests to stop, and what was ``prepared``; made by `session`."""
 
     def __init__(
-        self, run: Run, start: Start, record: log.Run, bar: Any, stopping: list[int], prepared: Any = None
+        self,
+        run: Run,
+        start: Start,
+        record: log.Run,
+        bar: Any,
+        stopping: list[int],
+        prepared: Any,
+        lines: int,
     ):
         self.bar, self.stopping, self.prepared = bar, stopping, prepared
         self._run, self._record, self._began = run, record, time.monotonic() - start.seconds
         self._versions = run_folder.versions()
-        self._lines = run_folder.lines_written(run, start.step) or 0
+        self._lines = lines  # of metrics.jsonl that were ever written
 
     def seconds(self) -> float:
         """Wall time of the run so far."""
@@ -258,6 +265,7 @@ def _check_unchanged(run: Run, start: Start) -> None:
 
 @contextlib.contextmanager
 def _open(run: Run, start: Start, prepared: Any) -> Iterator[Session]:
+    lines = run_folder.lines_written(run, start.step)
     with (
         log.open_run(
             run.folder,
@@ -265,13 +273,13 @@ def _open(run: Run, start: Start, prepared: Any) -> Iterator[Session]:
             tensorboard=run.tensorboard,
             wandb=run.wandb,
             resume_step=start.step,
-            resume_lines=run_folder.lines_written(run, start.step),
+            resume_lines=lines,
             variants=outcomes.labels(run.variants),
         ) as record,
         log.progress(run.total, run.label, initial=start.step) as bar,
         train.stop_requests() as stopping,
     ):
-        yield Session(run, start, record, bar, stopping, prepared)
+        yield Session(run, start, record, bar, stopping, prepared, lines or 0)
 
 
 def _finished(run: Run, step: int) -> dict[str, Any] | None:

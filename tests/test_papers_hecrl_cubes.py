@@ -60,16 +60,13 @@ def test_the_whole_study_without_training(tmp_path: Path, monkeypatch: pytest.Mo
 def test_runs_of_other_settings_or_code_are_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """While the ways to judge them are no part of them."""
 
-    def folder(**changes: Any) -> Path:
-        settings = paper.Settings(**changes)
-        return paper.run_place(
-            settings, paper.run_digest(settings, "data.npz", "scalar", "awr"), "scalar", "awr"
-        )
+    def digest(**changes: Any) -> str:
+        return paper.run_digest(paper.Settings(**changes), "data.npz", "scalar", "awr")
 
-    assert folder() == folder(eval_episodes=2, radii=(-30,)) != folder(updates=40_000)
-    before = folder()
+    assert digest() == digest(eval_episodes=2, radii=(-30,)) != digest(updates=40_000)
+    before = digest()
     monkeypatch.setattr(source_code, "needed", lambda module, name: f"{module}.{name}, changed")
-    assert folder() != before
+    assert digest() != before
 
 
 def test_ways_to_act_differ_in_what_they_say() -> None:

@@ -122,14 +122,15 @@ def run(settings: Settings) -> dict[str, Any]:
     )
     common_settings = studies.chosen(settings, "radii")
     ways = judgements(settings)
-    digests = {run: run_digest(settings, str(path), *run) for run in runs()}
+    digests = {key: run_digest(settings, str(path), *key) for key in runs()}
+    places = {key: Path(settings.workdir) / f"{'-'.join(key)}.{x[:12]}" for key, x in digests.items()}
     if settings.overwrite:
-        for run in runs():
-            shutil.rmtree(run_place(settings, digests[run], *run), ignore_errors=True)
+        for place in places.values():
+            shutil.rmtree(place, ignore_errors=True)
 
     @functools.cache  # each is judged in several ways
     def of_run(head: str, kind: str) -> Trained:
-        return trained(settings, run_place(settings, digests[head, kind], head, kind), str(path), head, kind)
+        return trained(settings, places[head, kind], str(path), head, kind)
 
     variants = {
         f"subgoals, {head}, {kind}": studies.Variant(
@@ -230,11 +231,6 @@ def run_digest(settings: Settings, path: str, head: str, kind: str) -> str:
     chosen = run_settings(settings, path, head, kind), agent_config(settings, kind)
     fields = {type(part).__module__: dataclasses.asdict(part) for part in chosen}
     return studies.digest(f"{head}, {kind}", studies.Variant(trained, fields))
-
-
-def run_place(settings: Settings, digest: str, head: str, kind: str) -> Path:
-    """The folder of a run."""
-    return Path(settings.workdir) / f"{head}-{kind}.{digest[:12]}"
 
 
 def environment(settings: Settings, more: int = 0) -> str:
