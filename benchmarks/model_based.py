@@ -446,6 +446,8 @@ def _torch_updates(settings: Settings) -> Callable[[], Any]:
 
 
 def _torch_retraining(settings: Settings) -> Callable[[], Any]:
+    import torch
+
     from benchmarks import model_based_peer as peer
 
     agent, model, taken, imagined = _torch_online(settings)
@@ -454,6 +456,8 @@ def _torch_retraining(settings: Settings) -> Callable[[], Any]:
         peer.refit(model, taken, settings.fit_epochs)
         starts = taken.columns[0][taken.rng.integers(0, taken.count, settings.rollouts)]
         peer.rollouts(agent, model, imagined, starts, 1)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
 
     return call
 

@@ -317,6 +317,7 @@ def store(plans: Sequence[Sweep], folder: Path) -> int:
         if not done or (result.exists() and result.read_bytes() == (place / log.RESULT).read_bytes()):
             continue
         target.mkdir(parents=True, exist_ok=True)
+        result.unlink(missing_ok=True)  # of fewer updates: the folder is no finished run until all is copied
         for name in (log.CONFIG, log.METRICS, log.RESULT):
             if name == log.METRICS and not (place / name).exists():
                 continue

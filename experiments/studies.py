@@ -476,14 +476,16 @@ def every(test: Callable[[np.ndarray], np.ndarray]) -> Predicate:
 def mean_within(low: float = -np.inf, high: float = np.inf) -> Predicate:
     """The mean lies between two bounds: its 95 % interval over seeds does; undecided where a bound is in that.
 
-    Undecided, too, where a seed has no finite number, such as a ratio to 0.
+    Undecided, too, where a seed has no finite number, such as a ratio to 0, and where all seeds have the same: their
+    spread was not seen then, and an interval without width is none.
     """
 
     def predicate(values: np.ndarray) -> tuple[bool | None, str]:
         if not np.isfinite(values).all():
             return None, extremes(values)
         least, most = statistics.interval(values)
-        inside, outside = low < least and most < high, most < low or least > high
+        width = most > least
+        inside, outside = width and low < least and most < high, width and (most < low or least > high)
         mean, *bounds = (digits(round(x, 12) + 0.0) for x in band(values))
         return True if inside else False if outside else None, f"{mean} [{', '.join(bounds)}]"
 

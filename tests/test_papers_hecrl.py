@@ -125,19 +125,34 @@ def test_values_are_compared_with_the_truth() -> None:
     assert study.quality(questions, wrong) == pytest.approx(expected, abs=1e-5)
 
 
+def test_the_interval_of_a_share_knows_that_its_denominator_was_measured() -> None:
+    """The ratio of both means, whose interval is a bootstrap's over seeds, and that of a constant has none."""
+    rng = np.random.default_rng(0)
+    at_best = rng.normal(5, 1, 200)
+    gain = np.stack([at_best, 0.3 * at_best + rng.normal(0, 0.5, 200)], 1)
+    each = study.share_of_best({"gain": gain})
+    over_radii, best = gain.mean(1), study.best({"gain": gain})
+    rows = rng.integers(200, size=(4000, 200))
+    ratios = over_radii[rows].mean(1) / best[rows].mean(1)
+    mean, low, high = studies.band(each)
+    assert mean == pytest.approx(over_radii.mean() / best.mean())
+    np.testing.assert_allclose([low, high], np.quantile(ratios, [0.025, 0.975]), atol=4e-3)
+    np.testing.assert_allclose(study.share_of_best({"gain": at_best[:, None] * [1, 0.5]}), 0.75)
+
+
 # ---- claims --------------------------------------------------------------------------------------------------------
 
 
 def rows() -> dict[str, Any]:
-    """A result with which all claims hold."""
-    two = lambda x: x * np.array([1.0, 1.01])
+    """A result with which all claims hold; seeds differ, and so do differences and ratios."""
+    two = lambda x: x * np.array([1.0, 1.01 + 1e-3 * np.sin(x)])
 
     def model(logged: float, unseen: float, more: float) -> dict[str, Any]:
         kinds = {study.LOGGED: logged, study.UNSEEN: unseen, study.MORE: more}
         return {kind: {"displaced": two(x), "nearer": two(9.0)} for kind, x in kinds.items()}
 
     def value(gain: tuple[float, ...], ranking: float, error: float) -> dict[str, Any]:
-        gains = np.array([gain, gain]) * np.array([[1.0], [1.001]])
+        gains = np.array([gain, gain]) * [[1.0, 1.0], [1.001, 1.001 + 1e-4 * np.sin(error)]]
         return {"gain": gains, "ranking": two(ranking), "error": two(error)}
 
     return {

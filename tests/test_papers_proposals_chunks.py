@@ -69,6 +69,7 @@ def outcome() -> dict[str, Any]:
     two = lambda x: np.array([x, 1.001 * x])
     corridor = {str(n): {"error": two(0.001), "updates": two(1000.0 / n)} for n in parts.CHUNKS}
     return {
+        "settings": {"chunk_updates": 2000},
         "chain": {"c51": {"early": two(1e-4), "others": two(1e-4)}},
         "n_step": {
             "one": two(1e-5),
@@ -92,6 +93,7 @@ def outcome() -> dict[str, Any]:
         (("n_step", "chunks"), [0.2, 0.2], 2),
         (("discounts", "c51", "4", "error"), [0.03, 0.001], 1),
         (("discounts", "c51", "8", "updates"), [np.inf, 2000.0], 1),
+        (("discounts", "c51", "1", "updates"), [np.inf, np.inf], 0),  # single actions are never there
         (("aggregation", "2 min", "error"), [1e-5, 0.0], 1),
     ],
 )

@@ -827,7 +827,9 @@ def test_the_stored_online_agents_solve_their_tasks() -> None:
 
 
 @pytest.mark.slow
-def test_shorter_runs_take_the_place_of_no_longer_ones(finished: Any, tmp_path: Path) -> None:
+def test_shorter_runs_take_the_place_of_no_longer_ones(
+    finished: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Neither in a report nor where it stores them: their folders have the same names."""
     file, where, programs = finished
     report_on(file, *where, "--store")
@@ -844,6 +846,16 @@ def test_shorter_runs_take_the_place_of_no_longer_ones(finished: Any, tmp_path: 
     with pytest.raises(ValueError, match="holds a run of 20 updates, more than the 10 of"):
         report_runs.store([short], tmp_path / "out" / report.STORED)
     assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()} == before
+    # A copy over a shorter run that is cut short leaves no result of the one beside metrics of the other.
+    assert report_runs.store([short], tmp_path / "other") == 6
+
+    def full(source: Path, target: Path) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(report_runs.shutil, "copyfile", full)
+    with pytest.raises(OSError, match="no space left"):
+        report_runs.store([layout.load(file, {}, where[0].partition("=")[2])], tmp_path / "other")
+    assert len(list((tmp_path / "other").rglob(log.RESULT))) == 5
 
 
 @pytest.mark.parametrize(

@@ -203,11 +203,12 @@ def test_claims_hold_or_do_not_or_are_undecided() -> None:
             studies.Claim("gains", "", [1.0, 1.1, 0.9], studies.positive),
             studies.Claim("gains", "", [-1.0, -1.1, -0.9], studies.positive),
             studies.Claim("gains", "", [-1.0, 1.1, 0.9], studies.positive),
+            studies.Claim("all the same", "", [1.0, 1.0], studies.positive),
         ]
     )
     assert [row["verdict"] for row in rows] == [
         "holds", "does not hold", studies.OPEN, "holds", studies.OPEN, "does not hold", studies.OPEN,
-        studies.OPEN, "holds", "does not hold", studies.OPEN,
+        studies.OPEN, "holds", "does not hold", studies.OPEN, studies.OPEN,
     ]  # fmt: skip
     assert rows[1] == {
         "claim": "all above 2", "published": "a paper", "here": "2.5 [2, 3]",

@@ -33,6 +33,7 @@ from rl.data import recipes
 from rl.values import heads
 
 PUBLISHED = studies.published("heads_and_chunks")
+DEAS_CHUNK = 8  # of its ablation of heads
 DATASETS = tuple(f"{name}-task1-v0" for name in PUBLISHED["success"])
 AGENTS = ("iql", "deas", "fql")
 PROTOCOL = "ogbench-fql"
@@ -203,7 +204,13 @@ def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
     several = lengths(result["settings"]["chunks"])
     short, long = min(several), max(several)
     deas = PUBLISHED["deas"]
-    of_deas = "DEAS's ablation on puzzle-4x4, second-hand"
+    source = "DEAS's ablation on puzzle-4x4, second-hand"
+    of_deas = source if long == DEAS_CHUNK else f"{source}, in chunks of {DEAS_CHUNK}"
+    by_length = deas["by_length"]
+    if short in by_length and long in by_length:
+        longer = f"{by_length[long]} against {by_length[short]}, {source}"
+    else:
+        longer = f"of other lengths: {by_length}, {source}"
     for dataset, ours in scores(result).items():
         pairs = {
             f"DEAS with HL-Gauss succeeds more often than with scalar heads, in chunks of {long}": (
@@ -219,7 +226,7 @@ def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
             f"DEAS with HL-Gauss succeeds more often in chunks of {long} than of {short}": (
                 ("deas", "hl_gauss", long),
                 ("deas", "hl_gauss", short),
-                f"{deas['by_length'][8]} against {deas['by_length'][1]}, {of_deas}",
+                longer,
             ),
             "FQL succeeds more often than IQL, with scalar heads and single actions": (
                 ("fql", "scalar", 1),

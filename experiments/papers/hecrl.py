@@ -555,8 +555,14 @@ def best(row: Mapping[str, Any]) -> np.ndarray:
 
 
 def share_of_best(row: Mapping[str, Any]) -> np.ndarray:
-    """The mean over radii [S], in what seeds gain on average at the `best`: 1 if R does not matter."""
-    return row["gain"].mean(1) / max(best(row).mean(), 1e-6)
+    """The mean gain over radii in the mean gain at the `best`: 1 if R does not matter.
+
+    One number for each seed [S], whose mean is the ratio of both means over seeds and whose spread is that of this
+    ratio (the delta method), to which the denominator contributes, too. A seed's own ratio has a denominator near 0.
+    """
+    over_radii, at_best = row["gain"].mean(1), best(row)
+    ratio = over_radii.mean() / at_best.mean()
+    return ratio + (over_radii - ratio * at_best) / at_best.mean()
 
 
 def report(result: Mapping[str, Any]) -> Iterator[str]:

@@ -335,12 +335,13 @@ def sentence(result: Mapping[str, Any]) -> str:
 
 def _comparison(many: Mapping[str, Any], gain: Callable[[Any, Any], np.ndarray]) -> str:
     vagram, random, plain = many["vagram"], many["anisotropic"], many["mse"]
-    better = lambda one, other: studies.positive(gain(one, other))[0]
-    if not better(vagram, plain):
-        return "VaGraM shows no gain over plain errors"
-    if not better(vagram, random):
-        return "VaGraM's gain is not told apart from that of its weights given to random dimensions"
-    uneven = better(random, plain)
+    better = lambda one, other: studies.positive(gain(one, other))[0]  # None: not decided
+    over_plain, over_random, uneven = better(vagram, plain), better(vagram, random), better(random, plain)
+    if not over_plain:
+        return f"VaGraM {'is worse than' if over_plain is False else 'shows no gain over'} plain errors"
+    if not over_random:
+        told = "is smaller than" if over_random is False else "is not told apart from"
+        return f"VaGraM's gain {told} that of its weights given to random dimensions"
     if uneven:
         return "uneven weights alone gain something, and knowing which dimensions the value depends on gains more"
     control = (
@@ -350,10 +351,12 @@ def _comparison(many: Mapping[str, Any], gain: Callable[[Any, Any], np.ndarray])
     )
     if "standardised" not in many:
         return f"VaGraM gains, and more than its weights given to random dimensions; {control}"
-    if not better(vagram, many["standardised"]):
+    over_standardised = better(vagram, many["standardised"])
+    if not over_standardised:
+        told = "is smaller than" if over_standardised is False else "is not told apart from"
         return (
-            "VaGraM's gain is not told apart from that of squared errors over the variance of each dimension, which "
-            f"ask no value; {control}"
+            f"VaGraM's gain {told} that of squared errors over the variance of each dimension, which ask no value; "
+            f"{control}"
         )
     return (
         "VaGraM gains by what the value knows, more than squared errors over the variance of each dimension do; "
