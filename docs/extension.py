@@ -40,7 +40,8 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("autodoc-skip-member", _skip)
     app.connect("autodoc-process-docstring", _describe, priority=400)  # before Google's sections are read
     app.connect("env-check-consistency", _check)
-    return {"parallel_read_safe": False}  # `_check` knows only the agents of the pages read by its own process
+    # `_check` knows only the agents of the pages that its own process has read.
+    return {"parallel_read_safe": False}
 
 
 # ---- pages -------------------------------------------------------------------------------------------------

@@ -126,6 +126,20 @@ def chunked(
     )
 
 
+def check_chunks(view: View, memory: ring.Ring) -> None:
+    """Raises ValueError if some seed's memory, of an array [S, ...] of rings, holds no whole chunk of the ``view``.
+
+    Batches would then be of chunks that a time limit has cut, which repeat their last action. Environments do not
+    always say how long their episodes are, so that this is known only after some of them.
+    """
+    whole = jax.vmap(lambda one: ring.holds_whole(one, view.chunk, view.environments), (ring.STACKED,))
+    if view.chunk > 1 and not jax.jit(whole)(memory).all():
+        raise ValueError(
+            f"no episode so far had {view.chunk} steps or terminated, so that there is no chunk of {view.chunk} "
+            "actions to learn from: take shorter chunks, or begin to learn later"
+        )
+
+
 def stacked_frames(
     depth: int, n: int = 1, discount: float | None = None, environments: int = 1, td_lambda: float = 1.0
 ) -> View:

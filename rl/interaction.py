@@ -114,6 +114,7 @@ class Trainer:
         self._see = functools.partial(transform.observations, preprocessing)
         observation = self._see(stream.observation)
         rows = len(nest.leaves(observation)[0])
+        self._view, self._learning = replay.view, False  # whether updates have begun
         self._seeds = keys.count(run_keys)
         if rows % self._seeds:
             raise ValueError(
@@ -153,6 +154,7 @@ class Trainer:
 
         Raises:
           FloatingPointError, RuntimeError: as `rl.envs.stream.Stream.step`; a model diverged; or nothing began.
+          ValueError: episodes are too short for chunks of actions (`buffers.check_chunks`).
         """
         if isinstance(self.carry.time, jax.ShapeDtypeStruct):
             raise RuntimeError("the trainer has no learners yet: call start(None), or resume, before advance")
@@ -189,6 +191,9 @@ class Trainer:
             self._join(joining)
             self.action = np.asarray(action)
             self.whole = True
+            if learning and not self._learning:
+                buffers.check_chunks(self._view, self.carry.memory)
+                self._learning = True
             if bar is not None:
                 bar.update(self._environments)
 

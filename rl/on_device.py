@@ -74,6 +74,7 @@ class Trainer:
     ):
         keys.count(run_keys)
         self.step, self.evaluated, self.deaths, self.whole = 0, 0, 0, True
+        self._view, self._learning = replay.view, False  # whether updates have begun
         self._environments, self._logged = replay.view.environments, images.on_device(logged)
         self._boundaries = learning_starts, random
         self._most = max(1, _CALL * rhythm[1] // max(rhythm))  # steps of each environment in one call
@@ -104,6 +105,7 @@ class Trainer:
           FloatingPointError: the environment returned a reward or an observation that is not finite.
           RuntimeError: nothing began.
           train.Diverged: the learners did.
+          ValueError: episodes are too short for chunks of actions (`buffers.check_chunks`).
         """
         if isinstance(self.carry.time, jax.ShapeDtypeStruct):
             raise RuntimeError("the trainer has no learners yet: call start(None), or resume, before advance")
@@ -119,6 +121,9 @@ class Trainer:
                     f"the environment returned a reward or an observation that is not finite, before step {self.step}"
                 )
             self.whole = True
+            if learning and not self._learning:
+                buffers.check_chunks(self._view, self.carry.memory)
+                self._learning = True
             if bar is not None:
                 bar.update(count * self._environments)
 

@@ -171,6 +171,23 @@ def test_the_view_of_an_online_run_passes_on_all_that_it_is_told() -> None:
     np.testing.assert_array_equal(drawn, DRAW(memory, key, 20, 3, 2))
 
 
+def test_a_memory_without_a_whole_chunk_is_an_error() -> None:
+    """Of environments whose time limit nobody knows: both seeds are asked, and a termination makes a chunk whole."""
+    time = np.arange(20)
+    one, unended = np.zeros((2, 20, 1), np.float32), np.ones((2, 20), np.float32)
+    rows = ring.Row(one, one, unended, unended, one, np.stack([time % 2 == 0, time % 4 == 0]))
+    cut = ring.Ring(rows, np.int32(0), np.int32(20))  # after two steps, and after four
+    buffers.check_chunks(buffers.chunked(2, GAMMA), cut)
+    with pytest.raises(ValueError, match=r"no episode so far had 3 steps or terminated.* take shorter chunks"):
+        buffers.check_chunks(buffers.chunked(3, GAMMA), cut)
+    terminated = unended.copy()
+    terminated[0, 3] = 0
+    ended = cut._replace(rows=rows._replace(discount=terminated))
+    buffers.check_chunks(buffers.chunked(4, GAMMA), ended)
+    with pytest.raises(ValueError, match="had 5 steps"):  # of the other seed
+        buffers.check_chunks(buffers.chunked(5, GAMMA), ended)
+
+
 def test_bounds_hold_the_fixed_point_of_two_discounts() -> None:
     """A reward of -1 for ever is worth -(1 - g1^H) / (1 - g1) / (1 - g2^H), wherever time limits cut it."""
     endless = log(-np.ones(40), np.ones(40), np.arange(40) % 20 == 19)

@@ -108,8 +108,12 @@ def close(one: Any, other: Any) -> None:
 
 @pytest.mark.parametrize("rhythm", [(2, 1), pytest.param((1, 4), marks=pytest.mark.long)])
 @pytest.mark.slow
-def test_it_does_what_the_loop_on_the_host_does(rhythm: tuple[int, int]) -> None:
-    """Rows, updates, actions, metrics and episodes, before learning and after."""
+def test_it_does_what_the_loop_on_the_host_does(
+    rhythm: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows, updates, actions, metrics and episodes, before learning and after; chunks are checked when it begins."""
+    checked: list[Any] = []
+    monkeypatch.setattr(buffers, "check_chunks", lambda view, memory: checked.append(int(memory.count)))
     host, device = trainer("host", rhythm), trainer("device", rhythm)
     for each in (host, device):
         each.start()
@@ -117,6 +121,7 @@ def test_it_does_what_the_loop_on_the_host_does(rhythm: tuple[int, int]) -> None
         each.advance(240)
     assert device.step == host.step == 240
     assert int(host.carry.state.step) == int(device.carry.state.step) > 10
+    assert len(checked) == 2 and min(checked) >= 39
     close(device.carry, host.carry)
     metrics, expected = device.read(), host.read()
     assert set(metrics) == set(expected)

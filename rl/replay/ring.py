@@ -236,12 +236,17 @@ def draw_whole(ring: Ring, key: Key, batch_size: int, length: int, stride: int =
     """Slots [batch_size] where chunks are `whole`, uniform.
 
     They are the first of four times as many draws; where fewer of these are whole, they are repeated, and where none
-    is, slots that are not whole are returned: a ring should hold more.
+    is, slots that are not whole are returned (`holds_whole`).
     """
     slots = draw(ring, key, 4 * batch_size)
     good = whole(ring, slots, length, stride)
     order = jnp.argsort(~good, stable=True)
     return slots[order[jnp.arange(batch_size) % jnp.maximum(good.sum(), 1)]]
+
+
+def holds_whole(ring: Ring, length: int, stride: int = 1) -> Array:
+    """Whether any of a thousand draws is `whole`, a bool."""
+    return whole(ring, draw(ring, jax.random.key(0), 1024), length, stride).any()
 
 
 def sampler(batch_size: int, n: int = 1, discount: float | Array = 1.0, stride: int = 1) -> Source:
