@@ -75,17 +75,18 @@ def run(settings: Settings) -> dict[str, Any]:
         source = str(
             recipes.collect(source, out=folder, transitions=settings.transitions, seed=settings.seed)
         )
+    loaded = data.load(source)
     variants = {
         f"{method}-{world:g}": studies.Variant(
             functools.partial(train_one, settings, source, method, world),
-            studies.chosen(settings, "methods", "truths"),
+            {**studies.chosen(settings, "methods", "truths"), "data": loaded.digest},
         )
         for method in methods
         for world in worlds
     }
     finished = studies.train(settings, variants, "runs")
     rows = list(finished.outcomes.values())
-    largest = rl_model_based.largest_value(data.load(source).dataset, model_based.config(methods[0]).discount)
+    largest = rl_model_based.largest_value(loaded.dataset, model_based.config(methods[0]).discount)
     for row in rows:
         row["limit"] = largest.reward + row["alpha"] * largest.entropy
     result = studies.finish(
