@@ -98,10 +98,15 @@ def check_head(settings: Settings, config: Any, spec: Spec) -> None:
     if given or not heads.has_support(settings.head):
         return
     below, above = agents.target_range(settings.agent, config, spec, 0.0, 0.0)
-    beyond = f"; beyond what rewards give, targets reach {-below:.4g} lower and {above:.4g} higher by entropy"
+    beyond = ""
+    if above > below and math.isfinite(above - below):
+        beyond = (
+            f"; what {settings.agent} adds to rewards takes targets {-below:.4g} lower and {above:.4g} higher than "
+            "rewards do"
+        )
     raise ValueError(
         f"--head={settings.head} needs --head_low and --head_high, the smallest and largest value it must "
-        f"represent: nothing tells them before there are data{beyond if above > below else ''}"
+        f"represent: nothing tells them before there are data{beyond}"
     )
 
 

@@ -26,7 +26,7 @@ from rl.networks import entity
 from rl.networks import mlp as networks
 from rl.networks.layers import Architecture
 from rl.replay import goals
-from rl.replay.goals import GOAL, OBSERVATION, GoalBatch, Hindsight
+from rl.replay.goals import GOAL, OBSERVATION, GoalBatch, Goals, Hindsight
 from rl.types import Learner, Spec, State, Transition
 from rl.values import heads
 
@@ -593,5 +593,10 @@ def test_agents_that_say_that_they_read_no_rewards_read_none(agent: str) -> None
     assert set(goals.OF_REWARDS) <= agents.unused(agent, small(agent)).keys()
     traced(agent)
     assert agents.unused("gciql", small("gciql")) == goals.NO_SUBGOALS
+    # The discount is one of goals at geometric distances alone.
+    geometric, uniform = (Goals(0.0, 1.0, 0.0, geometric=drawn) for drawn in (True, False))
+    for drawn in ({"value": geometric}, {"actor": geometric}, {"value": Goals(1.0, 0.0, 0.0), "actor": uniform}):
+        unused = agents.unused(agent, small(agent, goals=Hindsight(**{"value": uniform, **drawn})))
+        assert ("discount" in unused) == (agent != "gcbc" and geometric not in drawn.values())
     with pytest.raises(TypeError):
         traced("gciql")

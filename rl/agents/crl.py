@@ -171,6 +171,4 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
 
 def unused(config: Config) -> dict[str, str]:
     """Settings that do nothing; see `rl.agents.unused`."""
-    del config
-    rewards = dict.fromkeys(goals.OF_REWARDS, "crl reads neither rewards nor discounts")
-    return {**rewards, **goals.NO_SUBGOALS}
+    return goals.unused_without_rewards("crl", config.goals.value, config.goals.actor)

@@ -185,9 +185,4 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
 
 def unused(config: Config) -> dict[str, str]:
     """Settings that do nothing; see `rl.agents.unused`."""
-    rewards = dict.fromkeys(goals.OF_REWARDS, "qrl reads neither rewards nor discounts")
-    of_goals = config.goals.value, config.goals.actor
-    if any(one.geometric and one.future > 0 for one in of_goals):
-        return {**rewards, **goals.NO_SUBGOALS}
-    why = "it is of goals at geometric distances, and none are drawn"
-    return {**rewards, "discount": why, **goals.NO_SUBGOALS}
+    return goals.unused_without_rewards("qrl", config.goals.value, config.goals.actor)

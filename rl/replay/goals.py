@@ -73,6 +73,14 @@ NO_SUBGOALS = {"goals.subgoal_steps": "the agent has no subgoals"}
 """What an agent without subgoals says of its ``goals``: see `rl.agents.unused`."""
 
 
+def unused_without_rewards(agent: str, *drawn: Goals) -> dict[str, str]:
+    """What such an agent says whose updates read neither rewards nor discounts; ``drawn`` is where goals are from."""
+    unused = {**dict.fromkeys(OF_REWARDS, f"{agent} reads neither rewards nor discounts"), **NO_SUBGOALS}
+    if not any(goals.geometric and goals.future > 0 for goals in drawn):
+        unused["discount"] = "it is of goals at geometric distances, and none are drawn"
+    return unused
+
+
 class Trajectories(NamedTuple):
     """``N`` logged steps that know where their episode ends: NumPy arrays or the device's."""
 
