@@ -110,6 +110,7 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
             *("environment_file", "program_seconds", "program_memory", "action_tokens", "temperature"),
             *(["eval_episodes"] if settings.eval_episodes else []),  # 0 asks for no games, and there are none
         )
+        notes.note_unread(settings, Settings(), language_settings.unread(settings))
     # Here, and not where it is used: checkpoints say how many tokens were played.
     settings = dataclasses.replace(settings, action_tokens=language_log.action_tokens(settings))
     with ExitStack() as stack:

@@ -90,6 +90,15 @@ class Settings(common.Head, common.Folder):
     mesh_model: int = 1  # devices over which the model is split
 
 
+def unread(settings: Settings) -> dict[str, str]:
+    """{flag: why} of those that do nothing with this ``--environment``."""
+    where = settings.environment
+    if not where or where in PROBLEMS:
+        return {}
+    of_programs = dict.fromkeys(("program_seconds", "program_memory"), f"{where} runs no programs")
+    return of_programs | ({"environment_file": "the maze needs none"} if where == "maze" else {})
+
+
 def check(settings: Settings) -> None:
     """Raises ValueError, naming the flag, on settings that no run can have."""
     module = agent(settings.agent)

@@ -694,6 +694,13 @@ def test_a_log_of_which_nothing_is_to_be_imitated(
     with pytest.raises(ValueError, match="no row is to be imitated"):
         script.run(dataclasses.replace(chosen, eval_episodes=0), config())
     assert "--action_tokens changes nothing without --environment" in capsys.readouterr().err
+    unread = dataclasses.replace(chosen, environment="maze", environment_file=path, program_seconds=9)
+    assert language_settings.unread(unread).keys() == {
+        "environment_file",
+        "program_seconds",
+        "program_memory",
+    }
+    assert not language_settings.unread(dataclasses.replace(unread, environment="mbpp"))
     some = task._replace(rows=task.rows._replace(imitate=np.ones((1, 1))))
     for agent, fields, says in (
         ("ilql", {}, "--agent.bc_weight has nothing to clone"),

@@ -595,7 +595,11 @@ def test_agents_that_say_that_they_read_no_rewards_read_none(agent: str) -> None
     assert agents.unused("gciql", small("gciql")) == goals.NO_SUBGOALS
     # The discount is one of goals at geometric distances alone.
     geometric, uniform = (Goals(0.0, 1.0, 0.0, geometric=drawn) for drawn in (True, False))
-    for drawn in ({"value": geometric}, {"actor": geometric}, {"value": Goals(1.0, 0.0, 0.0), "actor": uniform}):
+    for drawn in (
+        {"value": geometric},
+        {"actor": geometric},
+        {"value": Goals(1.0, 0.0, 0.0), "actor": uniform},
+    ):
         unused = agents.unused(agent, small(agent, goals=Hindsight(**{"value": uniform, **drawn})))
         assert ("discount" in unused) == (agent != "gcbc" and geometric not in drawn.values())
     with pytest.raises(TypeError):

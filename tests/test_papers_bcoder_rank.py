@@ -305,10 +305,20 @@ def test_folds_share_nothing_and_leave_development_out() -> None:
     for fold in folds:
         assert len(fold.trained_on) == 21 and not set(fold.trained_on) & set(fold.held_out)
         assert len(fold.probed) == 5 and set(fold.probed) <= set(fold.trained_on)
+        np.testing.assert_array_equal(fold.probed, folds[0].probed)
     (tuned,) = paper.divide(dataclasses.replace(settings, tune=True), 26)
     assert len(tuned.held_out) == 6 and not set(tuned.held_out) & set(held_out)
     with pytest.raises(ValueError, match="8 problems do not divide into --development=6 and --folds=4"):
         paper.divide(settings, 8)
+
+
+def test_problems_of_all_folds_count_once_where_they_are_the_same() -> None:
+    """Two folds of two seeds: other problems are held out, and the same two were trained on."""
+    row = lambda out, on: {"arm": {"told apart": np.array(out), paper.TRAINED_ON: np.array(on)}}
+    folds = [[row([0.1], [0.0, 1]), row([0.2], [0.5, 1])], [row([0.3], [1.0, 1]), row([0.4], [0.5, 1])]]
+    metrics = paper.joined(folds)["arm"]
+    np.testing.assert_allclose(metrics["told apart"], [[0.1, 0.3], [0.2, 0.4]])
+    np.testing.assert_allclose(metrics[paper.TRAINED_ON], [[0.5, 1], [0.5, 1]])
 
 
 def test_scores_by_likelihood_leave_the_end_out() -> None:

@@ -292,17 +292,21 @@ FORWARDED = {
     ),
     "changes of other kinds": (
         """
-        def f(a, b, c, *, d):
+        def f(a, b, c, *, d, e):
             a.add(2)
             b.rotate()
             c[0] = 65
             d.update('aab')
+            e[3] = 4
+            e.move_to_end(1)
         """,
         """
         import collections as k
         a, b, c, d = {1}, k.deque([1, 2]), bytearray(b'x'), k.Counter('a')
-        f(a, b, c, d=d)
+        e = k.OrderedDict({1: 2})
+        f(a, b, c, d=d, e=e)
         assert (a, b, c, d) == ({1, 2}, k.deque([2, 1]), b'A', k.Counter('aaab')) and d.most_common(1) == [('a', 3)]
+        assert e == k.OrderedDict([(3, 4), (1, 2)]) and list(e) == [3, 1]
         """,
     ),
     "dates": (
@@ -1276,6 +1280,7 @@ class Fast(IOBase):
     def flush(self):
         if self.write:
             os.write(self.descriptor, self.buffer.getvalue())
+            self.buffer.truncate(0), self.buffer.seek(0)
 sys.stdin, sys.stdout = Fast(sys.stdin), Fast(sys.stdout)
 input = sys.stdin.buffer.readline
 for _ in range(int(input())):
@@ -1310,6 +1315,12 @@ for _ in range(int(input())):
         ("import sys, threading\ndef main():\n    __import__('time').sleep(0.05)\n"
          "    for line in list(sys.stdin)[1:]: print(sum(map(int, line.split())))\n"
          "threading.Thread(target=main).start()", Verdict.PASSED),
+        # What an interpreter ends before it joins threads, and closes when it forgets the module's names.
+        ("import sys\nfrom concurrent.futures import ThreadPoolExecutor as Pool\npool = Pool(2)\n"
+         "for x in list(sys.stdin)[1:]: print(pool.submit(lambda: sum(map(int, x.split()))).result())",
+         Verdict.PASSED),
+        ("import sys\nout = open(1, 'w')\nfor x in list(sys.stdin)[1:]: print(sum(map(int, x.split())), file=out)",
+         Verdict.PASSED),
         # Calls through `lru_cache` have frames on the stack, of which a thread has 8 MiB; such programs ask for more.
         ("import sys, threading\nfrom functools import lru_cache\nsys.setrecursionlimit(10**6)\n"
          "threading.stack_size(2**27)\n@lru_cache(None)\ndef f(n): return n and 1 + f(n - 1)\ndef main():\n"

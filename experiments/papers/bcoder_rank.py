@@ -68,6 +68,7 @@ from experiments import studies
 from rl import log, plot, statistics, train
 from rl.agents import bcoder, lm_bc
 from rl.data.recipes.collector import default_folder
+from rl.data.steps import digest
 from rl.language import cached, model, pretrained, ranking, tokenizer
 from rl.language.cached import Batch, Store
 from rl.language.model import Config
@@ -87,6 +88,7 @@ VALUES = ("V-only", "B-Coder")  # whose scores are values
 CONTROLS = ("log-probability, per token", "log-probability, sum")
 PROBE = "probe"
 METRICS = (*(f"pass@{k}" for k in KS), "told apart")
+TRAINED_ON = "told apart, trained on"  # the same problems in all folds, none of which holds them out
 DECAYS = (1.0, 0.1, 0.01, 0.001)  # of the probe's weights, one of which is chosen on the development problems
 
 
@@ -257,7 +259,7 @@ def prepare(
     samples = read_samples(folder / SAMPLES)
     lengths = [settings.length // 2**k for k in (4, 3, 2, 1, 0) if settings.length // 2**k >= 4]
     read = cached.reader(model.make(config), 8, lengths, depths)
-    params = jax.device_put(params)
+    weights, params = digest(params), jax.device_put(params)
     names, parts = [], []
     with Pool(limits=Limits(seconds=3)) as pool, log.progress(len(samples), "problems run and read") as bar:
         for sample in samples:
@@ -278,6 +280,7 @@ def prepare(
             key = repr(
                 (
                     settings.model,
+                    weights,
                     config,
                     depths,
                     settings.length,
@@ -365,7 +368,7 @@ class Fold(NamedTuple):
 
     held_out: np.ndarray
     trained_on: np.ndarray
-    probed: np.ndarray  # of those trained on, as many as are held out: how well is known what was seen?
+    probed: np.ndarray  # of those trained on, the same in all folds: how well is known what was seen?
 
 
 def divide(settings: Settings, problems: int) -> list[Fold]:
@@ -382,12 +385,8 @@ def divide(settings: Settings, problems: int) -> list[Fold]:
             f"--folds={settings.folds}"
         )
     held_out = [development] if settings.tune else np.array_split(others, settings.folds)
-
-    def fold(part: np.ndarray) -> Fold:
-        rest = order[~np.isin(order, part)]
-        return Fold(development, part, rest, rest[: len(part)])
-
-    return [fold(part) for part in held_out]
+    probed = (others if settings.tune else development)[: min(map(len, held_out))]
+    return [Fold(development, part, order[~np.isin(order, part)], probed) for part in held_out]
 
 
 # ---- training -----------------------------------------------------------------------------------------------------
@@ -651,7 +650,7 @@ def outcome(corpus: Corpus, fold: Fold, scores: Mapping[str, np.ndarray]) -> dic
             for k in KS
         }
         arms[name]["told apart"] = told_apart(held_out, candidate_scores[fold.held_out])
-        arms[name]["told apart, trained on"] = told_apart(passed[fold.probed], candidate_scores[fold.probed])
+        arms[name][TRAINED_ON] = told_apart(passed[fold.probed], candidate_scores[fold.probed])
     return arms
 
 
@@ -675,15 +674,17 @@ Every = Mapping[str, Mapping[str, np.ndarray]]  # {arm: {metric: [seeds, problem
 
 
 def joined(outcomes: Sequence[Sequence[Every]]) -> Every:
-    """The `outcome` of every fold and seed, problems of all folds one after another."""
+    """The `outcome` of every fold and seed, problems of all folds one after another.
+
+    Problems that were trained on are the same in all folds, of which they have the mean.
+    """
+
+    def joint(name: str, metric: str) -> np.ndarray:
+        folds = [np.array([one[name][metric] for one in seeds]) for seeds in outcomes]
+        return np.mean(folds, 0) if metric == TRAINED_ON else np.concatenate(folds, 1)
+
     first = outcomes[0][0]
-    return {
-        name: {
-            metric: np.concatenate([[one[name][metric] for one in seeds] for seeds in outcomes], axis=1)
-            for metric in metrics
-        }
-        for name, metrics in first.items()
-    }
+    return {name: {metric: joint(name, metric) for metric in metrics} for name, metrics in first.items()}
 
 
 def summary(every: Every) -> dict[str, dict[str, Any]]:
@@ -799,7 +800,7 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
         "Mean over held-out problems and seeds [95 % interval over problems]. *Told apart*: how often a right program "
         "scores above a wrong one."
     )
-    keys = (*METRICS, "told apart, trained on")
+    keys = (*METRICS, TRAINED_ON)
     yield studies.table(
         ("ranked by", *keys),
         [

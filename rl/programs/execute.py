@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import gc
 import io
 import json
 import operator
@@ -215,10 +216,22 @@ def _run_script(finish: Callable[[], None], code: types.CodeType, names: dict[st
     except SystemExit as end:
         if end.code not in (None, 0):
             raise
+    for at_exit in reversed(
+        getattr(threading, "_threading_atexits", ())
+    ):  # which end the threads of executors
+        at_exit()
     for thread in threading.enumerate():
         if not thread.daemon and thread is not threading.current_thread():
             thread.join()
     atexit._run_exitfuncs()
-    for stream in (sys.stdout, stdout):
+    _flush(sys.stdout, stdout)
+    sys.stdout = stdout
+    names.clear()  # which closes files that only the script's globals hold
+    gc.collect()
+    _flush(stdout)
+
+
+def _flush(*streams: Any) -> None:
+    for stream in streams:
         if stream is not None and not getattr(stream, "closed", False):
             stream.flush()

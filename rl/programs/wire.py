@@ -118,7 +118,10 @@ def refill(container: Any, items: list[Any]) -> None:
     if isinstance(container, deque):
         container.extend(items)
     elif isinstance(container, dict):
-        dict.update(container, items)  # a Counter's would add
+        # Not its own `update`: a Counter's adds. And `dict`'s loses the order of an OrderedDict.
+        set_item = (OrderedDict if isinstance(container, OrderedDict) else dict).__setitem__
+        for key, item in items:
+            set_item(container, key, item)
     else:
         container.update(items)
 
