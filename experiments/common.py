@@ -61,7 +61,9 @@ class Data:
 
     dataset: str = "synthetic-continuous"  # name (D4RL, OGBench, synthetic-...), minari:ID, or file
     data_folder: str = ""  # where named datasets lie, if not in their usual cache
-    environment: str = ""  # where to evaluate, if not in the dataset's own environment
+    environment: str = (
+        ""  # where to evaluate, if not in the dataset's own; OGBench's single tasks give rewards, too
+    )
     clip_actions: bool = False  # clip logged actions that lie outside the action box; an error without it
     flatten_observations: bool = False  # concatenate the entries of observations that are dictionaries
     shuffled: bool = False  # the file holds single transitions in no order; an error without it
@@ -515,13 +517,14 @@ def rows(settings: Any, config: Any, dataset: Dataset | None) -> Any:
     """
     if dataset is None:
         return None
+    for flag in ("chunk", "n_step"):
+        if getattr(settings, flag) > 1 and replay.is_shuffled(dataset):
+            raise ValueError(
+                f"--{flag}={getattr(settings, flag)} is of steps that follow each other, and the log holds single "
+                "transitions in no order: leave it out"
+            )
     if settings.chunk > 1:  # where --n_step is 1
         return chunks.make(dataset, settings.chunk, *discounts(config))
-    if settings.n_step > 1 and replay.is_shuffled(dataset):
-        raise ValueError(
-            f"--n_step={settings.n_step} sums the rewards of steps that follow each other, and the log holds single "
-            "transitions in no order: leave it out"
-        )
     return replay.n_step(dataset, settings.n_step if settings.td_lambda == 1 else 1, discount(config))
 
 

@@ -131,6 +131,15 @@ def test_the_environment_decides_the_task(tmp_path):
     assert set(np.unique(loaded.dataset.transitions.reward)) <= {-1.0, 0.0}
     assert loaded.environment == "pointmaze-medium-singletask-task2-v0"
     assert loaded.source == "OGBench layout: mine.npz"
+    # To evaluate in an environment of one's own takes no rewards away.
+    write(tmp_path / "pointmaze-medium-navigate-v0.npz", **FILES["pointmaze-medium-navigate-v0"])
+    elsewhere = data.load(
+        "pointmaze-medium-navigate-singletask-task2-v0", folder=tmp_path, environment="mine:Maze-v0"
+    )
+    assert elsewhere.environment == "mine:Maze-v0" and elsewhere.note == ""
+    rewards = loaded.dataset.transitions.reward
+    np.testing.assert_array_equal(elsewhere.dataset.transitions.reward, rewards)
+    assert rewards.any()
 
 
 @pytest.mark.slow

@@ -789,10 +789,10 @@ def test_the_flag_of_a_refused_file_is_one_that_scripts_have(tmp_path: Path) -> 
     of_log = settings(tmp_path, dataset=str(path), shuffled=True)
     with pytest.raises(ValueError, match=r"--policy_estimates=9 estimates .* in no order: leave it out"):
         offline.problem(dataclasses.replace(of_log, policy_estimates=9), [config()])
-    with pytest.raises(ValueError, match=r"--n_step=3 sums .* in no order: leave it out"):
-        common.rows(
-            dataclasses.replace(of_log, n_step=3), config(), offline.problem(of_log, [config()]).dataset
-        )
+    shuffled = offline.problem(of_log, [config()]).dataset
+    for flag in ("n_step", "chunk"):
+        with pytest.raises(ValueError, match=rf"--{flag}=3 is of steps .* in no order: leave it out"):
+            common.rows(dataclasses.replace(of_log, **{flag: 3}), config(), shuffled)
 
 
 def test_supports_hold_the_ends_that_targets_add(tmp_path: Path) -> None:

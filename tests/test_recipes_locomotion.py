@@ -164,6 +164,8 @@ def test_a_published_policy_is_the_single_snapshot(tmp_path: Path) -> None:
     assert "not trained by this library" in d4rl.recorded(path)["actors"]["origin"]
     with pytest.raises(ValueError, match="medium-replay needs the snapshots of a training run"):
         make(tmp_path, "hopper-medium-replay-regen-v5", tmp_path / "published.npz")
+    with pytest.raises(ValueError, match="medium-expert needs two policies"):
+        make(tmp_path, "hopper-medium-expert-regen-v5", tmp_path / "published.npz")
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,8 @@ def load(
         name_or_path: a name that is `known`, or a path that ends in ``.npz``.
         folder: where to look first, and to download to.
         clip_actions: clip actions to [-1, 1] rather than refuse values outside.
-        environment: to evaluate in and to take the rewards of, instead of the one that the name implies.
+        environment: to evaluate in, instead of the one that the name implies. Rewards are of its task, if it is a
+            single task; else of the task in the name, if there is one.
         validation: read the held-out trajectories in ``<dataset>-val.npz``, too, where that file lies beside it.
 
     Raises:
@@ -121,16 +122,17 @@ def load(
         implied = _split(path.stem)[1] if published else None
         source = f"{_origin(path) if published else 'OGBench layout'}: {path.name}"
     environment = environment or implied
+    rewarding = implied if _has_task(implied) and not _has_task(environment) else environment
     held_out = path.with_name(f"{path.stem}-val.npz")
     with contextlib.ExitStack() as stack:
         # Both files have their rewards from one environment, which takes a second to build.
         build = functools.cache(lambda name: stack.enter_context(contextlib.closing(_build(name))))
-        read = functools.partial(_dataset, environment=environment, build=build, clip_actions=clip_actions)
+        read = functools.partial(_dataset, environment=rewarding, build=build, clip_actions=clip_actions)
         steps = loaded(
             read(path),
             environment=environment,
             source=source,
-            note="" if _has_task(environment) else _NO_REWARDS,
+            note="" if _has_task(rewarding) else _NO_REWARDS,
         )
         return steps._replace(validation=read(held_out) if validation and held_out.is_file() else None)
 

@@ -294,6 +294,8 @@ def _weights(recipe: Locomotion, policies: Actors | None) -> list[tuple[int, int
     medium, expert = policies.card["medium"], policies.card["expert"]
     if recipe.tier == "medium-replay":
         return _replay(policies)
+    if recipe.tier == "medium-expert" and medium == expert:
+        raise ValueError("medium-expert needs two policies, but these actors are a single one")
     return {
         "medium": [(medium, TRANSITIONS)],
         "expert": [(expert, TRANSITIONS)],
