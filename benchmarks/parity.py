@@ -143,11 +143,15 @@ def run(settings: Settings) -> dict[str, Any]:
 def variant(settings: Settings, run: Run, data: str | None) -> studies.Variant:
     """A run on the tier whose file has the digest ``data``."""
     steps = STEPS[run.library]
+    chosen, config = (dataclasses.asdict(x) for x in resolved(settings, run.agent, run.tier))
+    del chosen["data_folder"]
     return studies.Variant(
         functools.partial(train_one, settings, run.agent, run.tier, steps, run.seed, data),
         {
             **studies.chosen(settings, "agents", "tiers", "seeds", "data_folder"),
             "data": data,
+            "chosen": chosen,
+            "config": config,
             **(peers.versions() if run.library == THEIRS else {}),
         },
         settings.updates,

@@ -277,6 +277,7 @@ def per_seed(part: Part, score: str, which: str, evaluations: int) -> np.ndarray
                 f"--evaluations={evaluations}: {part.folder} has no {log.METRICS}: leave --evaluations out"
             )
         steps, means = curve(part, score)
+        steps, means = steps[steps > 0], means[steps > 0]  # what a run begins with is none of its scores
         if len(means) < evaluations:
             raise ValueError(f"--evaluations={evaluations}: {part.folder} has {len(means)} of them")
         if not np.allclose(means[-1], each, equal_nan=True):

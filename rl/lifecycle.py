@@ -279,7 +279,9 @@ def _open(run: Run, start: Start, prepared: Any) -> Iterator[Session]:
         log.progress(run.total, run.label, initial=start.step) as bar,
         train.stop_requests() as stopping,
     ):
-        yield Session(run, start, record, bar, stopping, prepared, lines or 0)
+        if lines is None:  # a checkpoint of a version that did not count them
+            lines = run_folder.lines_held(run.folder, start.step)
+        yield Session(run, start, record, bar, stopping, prepared, lines)
 
 
 def _finished(run: Run, step: int) -> dict[str, Any] | None:

@@ -224,6 +224,21 @@ def holder(program: Program, place: Path) -> str | None:
     return next((f"{folder} is in use by {process}" for folder, process in held if process), None)
 
 
+def other_data(planned: Mapping[Path, Program]) -> Iterator[str]:
+    """A line for each task whose finished programs were trained on different data: their scores do not compare."""
+    digests: dict[str, set[str]] = {}
+    for place, program in planned.items():
+        if layout.finished(program, place) and (digest := log.read_json(place / log.RESULT).get("digest")):
+            task = str(getattr(layout.arguments(program, place)[0], SCRIPTS[program.script].task))
+            digests.setdefault(task, set()).add(digest)
+    for task, several in digests.items():
+        if len(several) > 1:
+            yield (
+                f"not the same data: {task} had {len(several)} versions when its programs were trained, so that their "
+                "scores do not compare; --overwrite trains all again"
+            )
+
+
 def status(planned: Mapping[Path, Program]) -> Iterator[str]:
     """What is done, running, failed and waiting, in lines; and how long the rest takes at the speed so far."""
     states = {place: state(program, place) for place, program in planned.items()}

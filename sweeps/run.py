@@ -66,7 +66,7 @@ def main(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> None:
             say(json.dumps({"folder": place.name, **dataclasses.asdict(program)}))
         return
     if values.status:
-        for line in records.status(sweep.programs):
+        for line in (*records.status(sweep.programs), *records.other_data(sweep.programs)):
             say(line)
         return
     if jax.process_count() == 1:  # hosts of one slice must all train the same, whatever their clocks say
@@ -137,6 +137,7 @@ def _remaining(
       values: the flags.
     """
     left = len(sweep.programs) - len(known)
+    yield from records.other_data(sweep.programs)
     if whole and left:
         yield f"{left} of {len(sweep.programs)} programs are left to other processes: --status says how far they are"
     if not whole:

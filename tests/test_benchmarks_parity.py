@@ -190,6 +190,23 @@ def test_differences_are_taken_seed_by_seed_and_runs_are_remembered(
         parity.run(dataclasses.replace(elsewhere, set="x=1"))
 
 
+def test_other_published_settings_are_another_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are in a table that is no code: seeds of one version were paired with those of the other library's next."""
+    run = parity.Run(
+        **{**dict.fromkeys(parity.Run._fields, "iql"), "tier": TIER, "library": parity.OURS, "seed": 0}
+    )
+
+    def digest(settings: parity.Settings) -> str:
+        return studies.digest("run", parity.variant(settings, run, "data"))
+
+    usual = digest(parity.Settings())
+    assert digest(parity.Settings(data_folder="elsewhere")) == usual
+    resolved = parity.resolved
+    changed = lambda *of: (resolved(*of)[0], dataclasses.replace(resolved(*of)[1], expectile=0.9))
+    monkeypatch.setattr(parity, "resolved", changed)
+    assert digest(parity.Settings()) != usual
+
+
 def test_a_run_that_diverged_is_not_stored() -> None:
     parity.check_finite([{"q": 1.0}, {"q": 2.0}], "theirs of iql", 10)
     with pytest.raises(

@@ -695,6 +695,16 @@ def test_lost_lines_are_said_and_change_no_score(
         learn(run(tmp_path, 8))
 
 
+def test_checkpoints_that_count_no_lines_lose_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of an older version: the first resumption counts what is there, and the second drops nothing."""
+    learn(run(tmp_path, 3))
+    with monkeypatch.context() as older:
+        older.setattr(run_folder, "lines_written", lambda *_: None)
+        assert "lost_lines" not in learn(run(tmp_path, 5))
+    assert "lost_lines" not in learn(run(tmp_path))
+    assert [row["step"] for row in log.read(tmp_path)] == [1, 2, 3, 4, 5, 6]
+
+
 def test_a_damaged_config_is_named_with_the_remedy(tmp_path: Path) -> None:
     learn(run(tmp_path, 3))
     for text in ("{", "{}", "[]"):

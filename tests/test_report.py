@@ -175,6 +175,12 @@ def test_a_last_score_is_the_mean_of_as_many_evaluations_as_asked(finished: Any,
     cut.write_text(2 * lines.splitlines(keepends=True)[0])
     with pytest.raises(ValueError, match=f"{cut} does not end with the scores of result.json"):
         report_on(file, *where, "--evaluations=2")
+    # What a run begins with is no evaluation of it.
+    earlier = json.dumps(json.loads(lines.splitlines()[0]) | {"step": 0}) + "\n"
+    cut.write_text(earlier + lines)
+    count = len(lines.splitlines())
+    with pytest.raises(ValueError, match=f"--evaluations={count + 1}: .* has {count} of them"):
+        report_on(file, *where, f"--evaluations={count + 1}")
     cut.write_text(lines)
     result = report_on(file, *where, "--evaluations=2")
     each = SCORES.mean(-1)  # [agent, task, evaluation, seed]

@@ -1272,8 +1272,17 @@ def test_the_rest_is_estimated_from_what_is_done(counted: list[int], tmp_path: P
     (result,) = tmp_path.glob(f"*/{log.RESULT}")
     result.write_text(json.dumps(json.loads(result.read_text()) | {"wall_seconds": 100.0}))
     runs = runs_of(files.read(seeds_sweep(tmp_path, 0, 1, 2)))
-    *_, rest = records.status(layout.plan(runs, 16, "offline", tmp_path))
+    planned = layout.plan(runs, 16, "offline", tmp_path)
+    *_, rest = records.status(planned)
     assert rest == "the rest takes one process about 0:03:20 at the speed so far"
+    # A result of the same task whose data were others is said.
+    first, second, _ = planned
+    shutil.copytree(first, second)
+    for place, digest in ((second, "one"), (first, "one"), (first, "another")):
+        assert not list(records.other_data(planned))
+        log.write_json(place / log.RESULT, log.read_json(place / log.RESULT) | {"digest": digest})
+    (said,) = records.other_data(planned)
+    assert said.startswith("not the same data: ") and "had 2 versions when its programs were trained" in said
 
 
 @pytest.mark.parametrize(
