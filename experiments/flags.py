@@ -102,6 +102,10 @@ _WRONG_VALUE = re.compile(rf"^flag (--.*?): ({'|'.join(map(re.escape, _KINDS))})
 
 # What other scripts, here and in other libraries, call a flag; of several names a script has one.
 _SYNONYMS = {
+    "alpha": ("agent.weight", "agent.bc_weight"),
+    "beta": ("agent.temperature",),
+    "cql_alpha": ("agent.weight",),
+    "conservative_weight": ("agent.weight",),
     "dataset": ("offline_data", "log"),
     "discount_factor": ("agent.discount",),
     "env": ("environment",),
@@ -117,7 +121,9 @@ _SYNONYMS = {
     "num_seeds": ("seeds",),
     "offline_steps": ("updates", "epochs"),
     "save_dir": ("workdir",),
+    "polyak": ("agent.target_rate",),
     "steps": ("updates", "epochs"),
+    "tau": ("agent.expectile", "agent.target_rate"),
     "updates": ("steps", "epochs"),
 }
 
@@ -412,6 +418,8 @@ def _explain(error: Exception, values: flags.FlagValues) -> str:
     near = difflib.get_close_matches(error.flagname.removeprefix(group + "."), last, n=1)
     if near:
         return f"unknown flag --{error.flagname}: did you mean --{last[near[0]]}?"
+    if "set" in values:  # a sweep's or a report's
+        return f"unknown flag --{error.flagname}: to change a setting of the runs, give --set={error.flagname}=VALUE"
     listed = f": there are {', '.join('--' + name for name in known)}" if group and known else ""
     return f"unknown flag --{error.flagname}{listed}"
 

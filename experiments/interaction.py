@@ -101,12 +101,12 @@ def check_head(settings: Settings, config: Any, spec: Spec) -> None:
     beyond = ""
     if above > below and math.isfinite(above - below):
         beyond = (
-            f"; what {settings.agent} adds to rewards takes targets {-below:.4g} lower and {above:.4g} higher than "
-            "rewards do"
+            f"; what {settings.agent} adds to rewards, such as entropy, can shift targets by {below:.4g} to "
+            f"{above:+.4g}"
         )
     raise ValueError(
         f"--head={settings.head} needs --head_low and --head_high, the smallest and largest value it must "
-        f"represent: nothing tells them before there are data{beyond}"
+        f"represent: online they cannot be taken from data{beyond}"
     )
 
 

@@ -162,7 +162,7 @@ def _check_use(settings: Settings) -> None:
         except ValueError:
             raise ValueError(f"--date={settings.date} is no day such as 2026-01-31") from None
     if settings.control not in ("", "rft"):
-        raise ValueError(f"--control={settings.control} is none that there is: give rft")
+        raise ValueError(f"--control={settings.control} is unknown: the only choice is rft")
     if settings.control and not settings.rank:
         raise ValueError(
             f"--control={settings.control} is a ranking, and nothing is to be ranked: give --rank"

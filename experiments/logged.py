@@ -34,7 +34,7 @@ class Settings(common.Data, common.Head, common.Folder):
     """Settings: what is learned from what, how long, and how often that is evaluated."""
 
     agent: str = "iql"  # which agent learns
-    preset: str = "none"  # published settings, --updates among them: paper, ogbench-fql, ogbench-qc or none
+    preset: str = "none"  # published settings: paper or none; offline also ogbench-fql or ogbench-qc
     seeds: int = 4  # seeds trained at once, sharing one copy of the data
     seed: int = 0  # the run's own seed: another value gives other seeds
     updates: int = 100_000  # gradient steps of each seed, a multiple of --eval_every
@@ -45,7 +45,7 @@ class Settings(common.Data, common.Head, common.Folder):
     validation: bool = True  # log losses on held-out data, too, where there are any (OGBench's -val.npz)
     mesh_seed: int = 1  # devices over which seeds are spread
     mesh_data: int = -1  # devices over which each batch is split; -1: all that are left
-    split_data: bool = False  # each device of --mesh_data holds and draws from a part of the log (offline)
+    split_data: bool = False  # each device of --mesh_data holds a part of the log (experiments.offline alone)
 
 
 def check(settings: Settings) -> None:

@@ -6,7 +6,7 @@
 It reads what `sweeps.run` left and trains nothing, so it may be called while that goes on. The flags --set, --workdir,
 --count, --seed and --together must be those of `sweeps.run`: they decide which runs there are. Several files make one
 report, if they have one metric: runs that differ in nothing but --seed count as seeds of one run, and those that two
-files would call the same have in their names what they differ in.
+files would have the same name, the settings in which they differ are added to it.
 
     python -m experiments.report sweeps/boards/locomotion.yaml --store
     python -m experiments.report sweeps/boards/locomotion.yaml --finished=other/machine/finished

@@ -60,7 +60,8 @@ def main(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> None:
     sweep = layout.from_flags(argv[1], {"overwrite": True} if values.overwrite else {}, values)
     _check_folders(sweep)
     say = print if shard.is_main() else lambda _: None
-    say(f"{sweep.runs} runs in {len(sweep.programs)} programs, to {sweep.root}")
+    runs, programs = sweep.runs, len(sweep.programs)
+    say(f"{runs} run{'s' * (runs > 1)} in {programs} program{'s' * (programs > 1)}, to {sweep.root}")
     if values.dry_run:
         for place, program in sweep.programs.items():
             say(json.dumps({"folder": place.name, **dataclasses.asdict(program)}))

@@ -334,6 +334,7 @@ def test_defaults_are_what_parsing_nothing_gives() -> None:
         (["--learning_rate=1e-3"], "did you mean --agent.learning_rate?"),
         (["--lerning_rate=1e-3"], "did you mean --agent.learning_rate?"),
         (["--agent.gamma=0.9"], "did you mean --agent.discount?"),
+        (["--agent.tau=0.9"], "did you mean --agent.expectile?"),
         (["--network.activation=gelu"], "did you mean --agent.network.activation?"),
         (["--env=Hopper-v5"], "did you mean --environment?"),
         (["--steps=100"], "did you mean --updates?"),

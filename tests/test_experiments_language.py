@@ -875,7 +875,7 @@ def test_the_best_of_a_log_are_imitated(files: Path, tmp_path: Path, capsys: pyt
         ({"generate": "no.jsonl"}, "--generate=no.jsonl: there is no such file"),
         ({"overlong": "cut"}, "--overlong=cut is none of refuse, truncate, skip"),
         ({"date": "today"}, "--date=today is no day such as 2026-01-31"),
-        ({"control": "sft"}, "--control=sft is none that there is: give rft"),
+        ({"control": "sft"}, "--control=sft is unknown: the only choice is rft"),
         ({"control": "rft"}, "--control=rft is a ranking, and nothing is to be ranked: give --rank"),
         ({"control": "rft", "rank": __file__}, "--agent=lm_bc is what --control=rft trains"),
         ({"answers": 0}, "--answers=0 must be at least 1"),

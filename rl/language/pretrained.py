@@ -55,7 +55,8 @@ def load(source: str | os.PathLike[str] = SMOLLM2) -> Pretrained:
         loaded = Pretrained(config, params, words, next(iter(ends), None), ends, companions)
     else:
         raise FileNotFoundError(
-            f"no folder and no file {path}: give a model's folder, a .gguf, or {SMOLLM2!r}"
+            f"no folder and no file {path}: give a model's folder, a .gguf, or {SMOLLM2!r} (nothing is downloaded from "
+            "the Hugging Face Hub: do that first)"
         )
     try:
         tokenizer.check(loaded.tokenizer, loaded.config.vocabulary)
