@@ -58,7 +58,7 @@ class Settings(logged.Settings, common.Chunk, common.Returns):
     reward_shift: float = 0.0  # added to every reward after scaling; -1 is usual for antmaze
     clip_rewards: bool = False  # clip scaled rewards to [-1, 1]: OGBench's become sparse, -1 until the end
     robust: str = ""  # robust targets: divergence in which the dynamics may shift: tv, kl or chi2; empty: off
-    robust_scale: float = 1.0  # lambda, weight of the divergence in --robust, in units of value: lower is more robust
+    robust_scale: float = 1.0  # lambda of --robust, the weight of the divergence: lower is more robust
     robust_updates: int = 10_000  # updates of the dynamics ensemble that --robust makes targets from
     policy_estimates: int = 0  # updates of fitted Q-evaluation after each epoch: discounted returns; 0: none
 

@@ -56,8 +56,8 @@ class Config:
     target_rate: float = 0.005  # Polyak step of the target critics
     learning_rate: float = 3e-4  # Adam, all networks
     critics: int = 2  # members of the critic ensemble, combined by their minimum
-    unit_policy: bool = False  # Gaussian of standard deviation 1 without tanh on its mean; False: a learned one
-    slow_advantage: bool = True  # advantages that weight the policy are by the target critics; False: by the critics
+    unit_policy: bool = False  # standard deviation 1, and no tanh on the mean; False: a learned one
+    slow_advantage: bool = True  # advantages are by the target critics; False: by the critics
     candidates: int = 1  # actions drawn at each step, whose best by the critics is taken; 1: the mode
     hidden: tuple[int, ...] = (256, 256)  # widths of every network's layers
     layer_norm: bool = False  # LayerNorm in critics and value

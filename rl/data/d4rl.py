@@ -297,7 +297,7 @@ def _task(path: Path, card: Mapping[str, Any], environment: str | None) -> Task:
     for task in (*_LOCOMOTION.values(), *_ADROIT.values()):
         if environment is not None and task.environment == environment:
             return task
-    return Task(None, None, "no environment: the file does not name one; give it to the run as --environment=NAME")
+    return Task(None, None, "no environment: the file names none; give it to the run (--environment=NAME)")
 
 
 def _regenerated_note(card: Mapping[str, Any]) -> str:

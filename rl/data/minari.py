@@ -342,7 +342,7 @@ def _environment(data: Any, flatten: bool) -> tuple[str | None, str]:
     from gymnasium import spaces
 
     if data.env_spec is None:
-        return None, "no environment: none is recorded with the data; give it to the run as --environment=NAME"
+        return None, "no environment: none is recorded with the data; give it to the run (--environment=NAME)"
     recorded = _to_evaluate(data)
     if flatten and isinstance(data.observation_space, spaces.Dict):
         return None, (

@@ -44,7 +44,7 @@ class Architecture:
     there of the layer alone that joins an action to its features (`rl.networks.mlp`).
     """
 
-    activation: str = "relu"  # relu, gelu, tanh or silu; with histories only the layer that joins the action has it
+    activation: str = "relu"  # relu, gelu, tanh or silu; with histories of the layer that joins the action
     initialiser: str = "pytorch"  # pytorch, rlkit, orthogonal, ppo, glorot or lecun
     policy_layer_norm: bool = False  # LayerNorm in the policy; layer_norm is that of values and critics
     norm_after: bool = False  # LayerNorm stands after each activation, not before it
