@@ -26,7 +26,6 @@ from experiments import checks, common, flags, notes, presets
 from rl import acting, data, keys, lifecycle, model_based, run_folder, train
 from rl.agents import sac_n
 from rl.dynamics import base, ensemble, termination, truth
-from rl.dynamics.base import UNCERTAINTY
 from rl.dynamics.termination import Rule
 from rl.envs import entities
 from rl.envs.registry import time_limit
@@ -213,7 +212,10 @@ def unused(settings: Settings, config: Config) -> tuple[dict[str, str], dict[str
         certain = (
             f"with --truth=1 rollouts are in the true dynamics, whose {config.uncertainty} uncertainty is 0"
         )
-        return dict.fromkeys(model, why), {"penalty": certain} if config.uncertainty in UNCERTAINTY else {}
+        return dict.fromkeys(model, why), {"penalty": certain} if config.uncertainty else {}
+    if settings.truth == -1:
+        why = "with --truth=-1 rollouts are in an untrained model, whatever is fitted"
+        return dict.fromkeys([name for name in model if name != "model_deterministic"], why), {}
     if settings.model_updates:
         why = "--model_updates says how long the model is fitted"
         return dict.fromkeys(("model_patience", "model_min_epochs", "model_max_epochs"), why), {}

@@ -109,6 +109,11 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
     check(settings)
     checks.discount(settings, config)
     checks.terminations(settings, config)
+    if stacked_frames(settings.env) and getattr(config, "ignore_terminals", False):
+        raise ValueError(
+            "--agent.ignore_terminals is not for ALE games and pixels/, of which single frames are kept: what was seen "
+            "when an episode terminated is not there; leave it out"
+        )
     settings = init_from.with_head(settings)  # written down, for runs that go on with this one
     before = init_from.updates(settings) if settings.init_from else 0
     checks.schedules(config, before + int(settings.steps * settings.utd))

@@ -270,10 +270,10 @@ def diagnosis(
     """Metrics of the edge-of-reach problem, on some 2,048 rows of an epoch's rollouts.
 
     ``edge_share``: share of next states that are edge-of-reach. ``edge_q`` and ``elsewhere_q``: the value with which
-    targets continue there, and at all others. ``spread``: deviation of Q(s, a) over critics, RAVL's effective
-    penalty. ``aleatoric``: MOPO's penalty. ``spread_aleatoric``: their correlation. ``reward_error``: mean distance of
-    the rewards that the world draws, before any penalty, from those of ``truth``, if that is given (a world without
-    parameters).
+    targets continue there, and at all others; none does from where an episode ended. ``spread``: deviation of Q(s, a)
+    over critics, RAVL's effective penalty. ``aleatoric``: MOPO's penalty. ``spread_aleatoric``: their correlation.
+    ``reward_error``: mean distance of the rewards that the world draws, before any penalty, from those of ``truth``, if
+    that is given (a world without parameters).
 
     Args:
       learner: the one that is trained; it must have a ``value``.
@@ -304,12 +304,13 @@ def diagnosis(
             at_edge = out_of_distribution(steps.next_observation, final, others) & valid
         value_key, reward_key = jax.random.split(key)
         q = value(state, steps.next_observation, value_key)
+        continues = valid & (steps.discount > 0)
         spread = critics(state, steps.observation, steps.action).std(0)
         penalty = aleatoric(*dynamics.predict(world, steps.observation, steps.action))
         metrics = {
             "edge_share": _average(at_edge, valid),
-            "edge_q": _average(q, at_edge),
-            "elsewhere_q": _average(q, valid & ~at_edge),
+            "edge_q": _average(q, at_edge & continues),
+            "elsewhere_q": _average(q, continues & ~at_edge),
             "spread": _average(spread, valid),
             "aleatoric": _average(penalty, valid),
             "spread_aleatoric": _correlation(spread, penalty, valid),

@@ -295,7 +295,12 @@ def test_integer_actions_and_images_are_refused_with_agents_that_take_them(tmp_p
         ),
         ({"model_updates": 77, "model_patience": 3}, {}, ["model_patience"]),
         ({"agent": "mopo", "truth": 1.0}, {"penalty": 2.0}, ["agent.penalty"]),
-        ({"agent": "mobile", "truth": 1.0}, {"penalty": 2.0}, []),
+        ({"agent": "mobile", "truth": 1.0}, {"penalty": 2.0}, ["agent.penalty"]),
+        (
+            {"truth": -1.0, "model_max_epochs": 7, "model_deterministic": True},
+            {},
+            ["model_max_epochs"],
+        ),
         ({"model_updates": 0, "model_patience": 3}, {}, []),
     ],
 )

@@ -1123,6 +1123,13 @@ def test_what_cannot_be_run_is_refused_before_anything_is_touched(
     assert not (tmp_path / "run").exists()
 
 
+def test_terminations_are_ignored_only_where_what_follows_them_is_kept(tmp_path: Path) -> None:
+    """A replay of single frames has the first frame of the next episode there."""
+    chosen = settings(tmp_path, agent="cqn", env="pixels/InvertedPendulum-v5")
+    with pytest.raises(ValueError, match=r"--agent\.ignore_terminals is not for ALE games and pixels/"):
+        online.run(chosen, agents.get("cqn").Config(ignore_terminals=True))
+
+
 @pytest.mark.slow
 def test_a_reward_that_is_not_a_number_ends_the_run_and_loses_nothing(
     tmp_path: Path, monkeypatch, capsys

@@ -484,6 +484,22 @@ def test_a_baseline_without_what_is_swept_is_sent_to_a_file_of_its_own(tmp_path:
         layout.load(file, {"agent.expectile": 0.5})
 
 
+@pytest.mark.parametrize(
+    ("seeds", "devices"), [({}, 4), ({"seeds": 2}, 2), ({"seeds": 6}, 2), ({"seeds": 3}, 1)]
+)
+def test_runs_that_are_trained_alone_are_spread_over_as_many_devices_as_their_seeds_allow(
+    seeds: dict[str, int], devices: int
+) -> None:
+    """A program of two runs of two seeds fits on four devices, and each of its runs does not."""
+    program = Program({"mesh_seed": 4, **seeds}, {"agent.expectile": [0.6, 0.9]})
+    parts = layout.single_run_folders(program, Path("p"))
+    assert [part.fixed for part in parts.values()] == [{**program.fixed, "mesh_seed": devices}] * 2
+    assert (
+        "mesh_seed"
+        not in layout.single_run_folders(Program(seeds, program.swept), Path("p"))[Path("p/000")].fixed
+    )
+
+
 # ---- what is trained and what it scores ---------------------------------------------------------------------
 
 

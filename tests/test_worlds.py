@@ -13,7 +13,7 @@ import pytest
 
 from rl import envs
 from rl.dynamics import base, ensemble, rollout, termination, truth
-from rl.envs import cartpole_swingup, pendulum, plane
+from rl.envs import cartpole, cartpole_swingup, pendulum, plane
 from rl.types import Spec
 
 KEY = jax.random.key(0)
@@ -83,6 +83,20 @@ def test_the_swing_ups_reward_starts_and_track() -> None:
     assert np.abs(moved.mean(1)).max() < 0.005  # no start is shared by all
     following, _ = cartpole_swingup.step(jnp.array([2.39, 3.0, -1.0, 0.0, 0.0]), jnp.ones(1))
     np.testing.assert_allclose(following[:2], [2.4, 0.0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("side", [1.0, -1.0])
+def test_a_cart_at_the_end_of_its_track_can_be_pushed_back(side: float) -> None:
+    """Held there, its pole is a rod of a metre about a fixed pivot; pushed inwards it leaves."""
+    held = np.array([side * 2.4, 0.0, np.cos(2.0), np.sin(2.0), 0.0])
+    for step in range(10):
+        held, _ = cartpole.transit(held, np.array([side]))
+        assert held[0] == side * 2.4 and held[1] == 0
+        if not step:
+            np.testing.assert_allclose(held[4], 0.02 * 1.5 * 9.8 * np.sin(2.0))
+    for _ in range(30):
+        held, _ = cartpole.transit(held, np.array([-side]))
+    assert abs(held[0]) < 1.5 and held[1] * side < -1
 
 
 def test_the_planes_reward_by_hand() -> None:

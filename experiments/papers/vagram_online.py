@@ -110,7 +110,7 @@ class Settings(studies.RowSettings):
     layer_norm: bool = True  # after every hidden layer of the agent
     learning_rate: float = 2e-3  # of the agent
     model_members: int = 2  # networks of the model, all of which make rollouts
-    retrainings: int = 20  # a model is fitted every steps / retrainings
+    retrainings: int = 20  # a model is fitted every steps / retrainings, from the first tenth on
     model_learning_rate: float = 3e-3  # of the model
     model_batch_size: int = 64  # rows per update and network of the model
     model_patience: int = 3  # a fit stops after this many epochs without improvement of 1 %
@@ -480,9 +480,10 @@ def answers(judged: list[dict[str, str]]) -> str:
 
 def task_report(settings: Settings, rows: Mapping[Run, Mapping[str, Any]], task: str) -> Iterator[str]:
     """Scores in one environment, a column for each kind of distractors, and how to make one of them."""
-    seeds, steps, fits, rollouts = (
+    seeds, steps, retrainings, rollouts = (
         of_task(settings, task, name) for name in ("seeds", "steps", "retrainings", "rollouts")
     )
+    fits = len(range(steps // 10, steps, steps // retrainings))  # none before the first updates
     low, high = TASKS[task].reference
     kinds = [kind for kind in settings.distractors.split(",") if kind in TASKS[task].distractors]
     yield f"## {TASKS[task].env}: area (last)"

@@ -4,7 +4,7 @@ The equations of motion, the constants and the explicit Euler step of 0.02 s are
 
 - the force is any in [-10 N, 10 N], the action times 10;
 - an episode starts with the pole hanging down, everything moved by up to 0.05, and lasts 250 steps (5 s);
-- nothing ends it earlier: at the ends of the track, 2.4 m either way, the cart stops;
+- nothing ends it earlier: a cart at an end of the track, 2.4 m either way, stands still until it is pushed back;
 - the reward in [0, 1] is that of dm_control's ``cartpole`` ``swingup``: how upright the pole is, times bonuses for a
   cart in the middle, a small force and a slow pole, all of where the step starts.
 
@@ -38,7 +38,8 @@ def transit(observation: Any, action: Any, numpy: Any = np) -> tuple[Any, Any]:
     turn = (_GRAVITY * sine - cosine * push) / (_HALF * (4 / 3 - _POLE * cosine**2 / mass))
     accelerate = push - _POLE * _HALF * turn * cosine / mass
     moved = position + _STEP * velocity
-    free = numpy.abs(moved) < _TRACK
+    free = (numpy.abs(moved) < _TRACK) | (moved * (velocity + _STEP * accelerate) < 0)
+    turn = numpy.where(free, turn, _GRAVITY * sine / (_HALF * 4 / 3))  # a rod about a pivot that stands still
     angle = numpy.arctan2(sine, cosine) + _STEP * speed
     following = observe(
         moved.clip(-_TRACK, _TRACK),
