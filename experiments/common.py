@@ -61,9 +61,7 @@ class Data:
 
     dataset: str = "synthetic-continuous"  # name (D4RL, OGBench, synthetic-...), minari:ID, or file
     data_folder: str = ""  # where named datasets lie, if not in their usual cache
-    environment: str = (
-        ""  # where to evaluate, if not in the dataset's own; OGBench's single tasks give rewards, too
-    )
+    environment: str = ""  # where to evaluate, if not in the dataset's own; OGBench's tasks give rewards, too
     clip_actions: bool = False  # clip logged actions that lie outside the action box; an error without it
     flatten_observations: bool = False  # concatenate the entries of observations that are dictionaries
     shuffled: bool = False  # the file holds single transitions in no order; an error without it

@@ -561,8 +561,9 @@ def share_of_best(row: Mapping[str, Any]) -> np.ndarray:
     ratio (the delta method), to which the denominator contributes, too. A seed's own ratio has a denominator near 0.
     """
     over_radii, at_best = row["gain"].mean(1), best(row)
-    ratio = over_radii.mean() / at_best.mean()
-    return ratio + (over_radii - ratio * at_best) / at_best.mean()
+    gained = max(at_best.mean(), 1e-6)
+    ratio = over_radii.mean() / gained
+    return ratio + (over_radii - ratio * at_best) / gained
 
 
 def report(result: Mapping[str, Any]) -> Iterator[str]:

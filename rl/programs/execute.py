@@ -216,10 +216,8 @@ def _run_script(finish: Callable[[], None], code: types.CodeType, names: dict[st
     except SystemExit as end:
         if end.code not in (None, 0):
             raise
-    for at_exit in reversed(
-        getattr(threading, "_threading_atexits", ())
-    ):  # which end the threads of executors
-        at_exit()
+    for ending in reversed(getattr(threading, "_threading_atexits", ())):  # the threads of executors
+        ending()
     for thread in threading.enumerate():
         if not thread.daemon and thread is not threading.current_thread():
             thread.join()
