@@ -118,7 +118,9 @@ def test_the_whole_study_without_training(
 
 
 def row(setting: str, tier: str, agent: str, scores: list[float], change: str = paper.FULL) -> dict[str, Any]:
-    each = {"each": np.array(scores)}
+    # A little more for one seed, so that no difference is the same for all.
+    own = 1e-3 * (sum(map(ord, f"{tier}{agent}{change}")) % 11) * np.eye(len(scores))[0]
+    each = {"each": np.array(scores) + own}
     return {**paper.Run(setting, tier, agent, change)._asdict(), "last": each, "best": each}
 
 
@@ -202,10 +204,20 @@ def test_changes_are_ranked_among_those_that_the_paper_has_on_the_same_tiers() -
     )  # one of 120
     assert table[1][3:] == ("1.00", "-", "-", *["a trunk for each token"] * 2)
     assert table[2][-2:] == ("alpha 0.01", "alpha 0.01")
-    claims = {one["claim"].partition(" (")[0]: one for one in studies.judged(paper.claims(as_published))}
     text = "changed: ranks of {} correlate with the published ones"
-    assert claims[text.format("temperatures")]["verdict"] == studies.HOLDS
-    assert text.format("trunks") not in claims
+
+    def verdicts() -> dict[str, str]:
+        judged = studies.judged(paper.claims(as_published))
+        return {one["claim"].partition(" (")[0]: one["verdict"] for one in judged}
+
+    assert (
+        verdicts()[text.format("temperatures")] == studies.OPEN
+    )  # all seeds have the same, an interval of no width
+    alphas = [one["last"]["each"] for one in as_published["rows"] if one["change"].startswith("alpha")]
+    *_, second, best = sorted(alphas, key=lambda each: each.mean())
+    second[0], best[0] = best[0], second[0]
+    assert verdicts()[text.format("temperatures")] == studies.HOLDS
+    assert text.format("trunks") not in verdicts()
     # The full agent is a temperature and no structural change; a group that was not run whole has no rank.
     reverse = ranked({name: -score for name, score in theirs.items() if name != "alpha 1"} | {paper.FULL: 0})
     (structure, trunks) = paper.orders(reverse)

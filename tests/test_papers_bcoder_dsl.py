@@ -92,7 +92,7 @@ def made_up() -> dict[str, Any]:
     noise = np.array([0.0, 0.01, 0.02])
     tasks: dict[str, Any] = {}
     for name, random, controls, learnt in (("easy", 0.4, 0.9, 0.9), ("hard", 0.005, 0.2, 0.4)):
-        scores = {"random": random + noise, "oracle": 0.95 + 0 * noise}
+        scores = {"random": random + 0.9 * noise, "oracle": 0.95 + 0 * noise}
         scores |= dict.fromkeys(study.CONTROLS, controls + noise[::-1])
         scores |= {coder: learnt + noise for coder in study.MAIN if coder.startswith("B-Coder")}
         kinds = {kind: -float(i) + noise for i, kind in enumerate(study.CLASSES)}
@@ -141,7 +141,7 @@ def test_predictions_hold_or_do_not() -> None:
 def test_the_papers_ladder_has_verdicts() -> None:
     outcome = made_up()["hard"]
     for ranked in outcome["ranked"].values():
-        ranked |= {name: np.array([0.3, 0.31, 0.32]) - 0.02 * i for i, name in enumerate(study.LADDER)}
+        ranked |= {name: np.array([0.3, 0.31, 0.32]) * (1 - 0.07 * i) for i, name in enumerate(study.LADDER)}
     outcome["ranked"]["own"][study.TD] = np.array([0.0, 0.01, 0.02])
     rows = studies.judged(study.claims({"tasks": {"ablations": outcome}}))
     assert len(rows) == 2 * 6 and sum("figure 1" in row["published"] for row in rows) == 2 * 4

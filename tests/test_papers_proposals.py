@@ -70,9 +70,11 @@ def rows() -> dict[str, Any]:
     [
         ((study.GAUSSIAN, "distance"), [0.5, 0.19], ["the mean is between modes"]),
         ((study.GAUSSIAN, "near"), [0.95, 0.96], ["more of the flow's draws"]),
-        ((study.FLOW, "c51", "1", "modes"), [[0.1, 0.3, 0.3, 0.3], [0.1, 0.3, 0.3, 0.1]], ["covers all four"]),
-        ((study.FLOW, "c51", "1", "modes"), [[0.2, 0.3, 0.3, 0.2]] * 2, ["best of 1 is", "the flow's own share"]),
-        ((study.FLOW, "c51", "16", "modes"), [[0.7, 0.1, 0.1, 0.1]] * 2, ["best of 16 is", "the flow's own share"]),
+        ((study.FLOW, "c51", "1", "modes"), [[0.1, 0.3, 0.3, 0.3], [0.101, 0.3, 0.3, 0.1]], ["covers all four"]),
+        ((study.FLOW, "c51", "1", "modes"), [[0.2, 0.3, 0.3, 0.2], [0.2, 0.31, 0.3, 0.19]],
+         ["best of 1 is", "the flow's own share"]),
+        ((study.FLOW, "c51", "16", "modes"), [[0.7, 0.1, 0.1, 0.1], [0.7, 0.1, 0.11, 0.09]],
+         ["best of 16 is", "the flow's own share"]),
         ((study.DISTILLED, "c51", "reward"), [3.9, 4.2], ["distilled policy earns more"]),
     ],
 )  # fmt: skip
