@@ -40,7 +40,7 @@ def blocks(result: Mapping[str, Any]) -> Iterator[str]:
     )
     yield from _answers(result)
     if not result["cells"]:
-        yield "Nothing is finished yet."
+        yield "No agent has all of its runs yet."
     else:
         yield (
             f"Scores are `{result['score']}`, means over episodes and seeds, with 95 % intervals over seeds: "

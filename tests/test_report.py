@@ -330,7 +330,7 @@ def test_it_says_what_is_missing_and_works_with_the_rest(finished: Any, tmp_path
         report_on(file, *where)
     assert (tmp_path / "out" / studies.REPORT).read_text() == text
     (tmp_path / "out" / log.RESULT).unlink()
-    assert "Nothing is finished yet." in "\n".join(report_page.blocks(report_on(file, *where)))
+    assert "No agent has all of its runs yet." in "\n".join(report_page.blocks(report_on(file, *where)))
     assert "Not begun: `bc` on all 3 tasks." in (tmp_path / "out" / studies.REPORT).read_text()
 
 
