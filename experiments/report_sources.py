@@ -14,6 +14,7 @@ from experiments.report_runs import Part
 from rl import log
 from rl.data import recipes
 from rl.data.files import expanded
+from sweeps import records
 from sweeps.scripts import SCRIPTS
 
 # Settings of how a run is scored, and those that its head, which a protocol names itself, may not read.
@@ -70,11 +71,8 @@ def _same_data(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 def other_data(parts: Sequence[Part]) -> list[str]:
     """The tasks whose finished runs were not all trained on the same data, by the digests that runs keep."""
-    digests: dict[str, set[str]] = {}
-    for part in parts:
-        if part.result and part.result.get("digest"):
-            digests.setdefault(part.task, set()).add(str(part.result["digest"]))
-    return [task for task, task_digests in digests.items() if len(task_digests) > 1]
+    versions = records.data_versions((part.task, part.result) for part in parts if part.result)
+    return [task for task, count in versions.items() if count > 1]
 
 
 def other_lengths(parts: Sequence[Part]) -> dict[str, dict[str, int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -224,17 +224,29 @@ def holder(program: Program, place: Path) -> str | None:
     return next((f"{folder} is in use by {process}" for folder, process in held if process), None)
 
 
+def data_versions(results: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, int]:
+    """{task: on how many versions of its data its runs were trained}, by the digests in pairs of (task, result)."""
+    digests: dict[str, set[str]] = {}
+    for task, result in results:
+        if result.get("digest"):
+            digests.setdefault(task, set()).add(result["digest"])
+    return {task: len(of_task) for task, of_task in digests.items()}
+
+
 def other_data(planned: Mapping[Path, Program]) -> Iterator[str]:
     """A line for each task whose finished programs were trained on different data: their scores do not compare."""
-    digests: dict[str, set[str]] = {}
-    for place, program in planned.items():
-        if layout.finished(program, place) and (digest := log.read_json(place / log.RESULT).get("digest")):
-            task = str(getattr(layout.arguments(program, place)[0], SCRIPTS[program.script].task))
-            digests.setdefault(task, set()).add(digest)
-    for task, several in digests.items():
-        if len(several) > 1:
+    results = (
+        (
+            str(getattr(layout.arguments(program, place)[0], SCRIPTS[program.script].task)),
+            log.read_json(place / log.RESULT),
+        )
+        for place, program in planned.items()
+        if layout.finished(program, place)
+    )
+    for task, versions in data_versions(results).items():
+        if versions > 1:
             yield (
-                f"not the same data: {task} had {len(several)} versions when its programs were trained, so that their "
+                f"not the same data: {task} had {versions} versions when its programs were trained, so that their "
                 "scores do not compare; --overwrite trains all again"
             )
 
