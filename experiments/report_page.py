@@ -155,10 +155,11 @@ def _fewest_seeds(result: Mapping[str, Any]) -> int:
 
 
 def _bootstrap_width(seeds: int, tasks: int) -> float:
-    """The width of a stratified bootstrap's 95 % interval of a mean, as a part of what it should be; normal scores.
+    """The width of a stratified bootstrap's 95 % interval of a mean, as a part of what it should be, at most.
 
     The variance of a resampled mean is that of the seeds seen, not of those that there might be, (S - 1) / S of it; and
-    its quantiles are a normal distribution's, not Student's.
+    its quantiles are a normal distribution's, not Student's. This is of normal scores that scatter alike on all tasks:
+    where some scatter more, fewer degrees of freedom are left, and the interval is narrower still.
     """
     return np.sqrt(1 - 1 / seeds) * stats.norm.ppf(0.975) / stats.t.ppf(0.975, tasks * (seeds - 1))
 
@@ -203,7 +204,7 @@ def _aggregate_caption(result: Mapping[str, Any]) -> str:
     if (seeds := _fewest_seeds(result)) > 1 and len(result["profiles"]):
         width = _bootstrap_width(seeds, len(tasks))
         intervals += (
-            f", with {seeds} seeds about {width:.2f} times as wide as they should be, and in the figure of "
+            f", with {seeds} seeds at most {width:.2f} times as wide as they should be, and in the figure of "
             "interquartile means divided by that"
         )
     sentences = [f"{of}.{_lost_to_failures(result, aggregates)}", f"{intervals}."]

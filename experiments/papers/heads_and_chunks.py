@@ -283,7 +283,8 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
     yield (
         f"Protocol `{PROTOCOL}`. {settings['updates']:,} updates with batches of {settings['batch_size']}, layers of "
         f"{list(settings['hidden'])}, {settings['seeds']} seeds, {settings['atoms']} atoms, data of {size} (published: "
-        "1,000,000, 256, [512, 512, 512, 512], 8, scalar heads, 1,000,000 steps). Success at any step, a share, "
+        "1,000,000, 256, [512, 512, 512, 512] and for IQL [256, 256, 256, 256], 8, scalar heads, 1,000,000 steps). "
+        "Success at any step, a share, "
         f"mean over {settings['eval_episodes']} episodes and the last {EVALUATIONS} evaluations, with "
         "Wilson's 95 % interval over seeds."
     )

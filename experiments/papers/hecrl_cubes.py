@@ -466,7 +466,7 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
             yield studies.table(("", *MEASURES.values()), rows)
     table = PUBLISHED["success"]["PPP-Cube, state"]
     theirs = ", ".join(f"{name} {mean} ± {deviation}" for name, (mean, deviation) in table.items())
-    yield f"Published for three cubes and 2.5M updates of 512 rows, in %: {theirs}."
+    yield f"Published, as others reprint it, for three cubes and 2.5M updates of 512 rows, in %: {theirs}."
     if all(over_radii(result, head) is not None for head in HEADS):
         yield "## The radius R"
         yield studies.table(
@@ -487,8 +487,8 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
         yield "## Cubes moved by a subgoal"
         yield (
             "On held-out pairs of a state and a later one; pairs whose goal is pursued itself are left out, and their "
-            "share stands apart. Published for three cubes, counted otherwise (first subgoals of episodes between "
-            f"random states): {mixed}; where cubes are stacked {stacked}."
+            "share stands apart. Published, as others reprint it, for three cubes, counted otherwise (first subgoals of "
+            f"episodes between random states): {mixed}; where cubes are stacked {stacked}."
         )
         yield studies.table(
             ("", "moved", "goal pursued itself", "moved by the logged subgoal"),
