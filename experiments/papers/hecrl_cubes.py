@@ -487,8 +487,8 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
         yield "## Cubes moved by a subgoal"
         yield (
             "On held-out pairs of a state and a later one; pairs whose goal is pursued itself are left out, and their "
-            "share stands apart. Published, as others reprint it, for three cubes, counted otherwise (first subgoals of "
-            f"episodes between random states): {mixed}; where cubes are stacked {stacked}."
+            "share stands apart. Published, as others reprint it, for three cubes, counted otherwise (first subgoals "
+            f"of episodes between random states): {mixed}; where cubes are stacked {stacked}."
         )
         yield studies.table(
             ("", "moved", "goal pursued itself", "moved by the logged subgoal"),
