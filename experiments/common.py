@@ -16,6 +16,7 @@ import numpy as np
 
 from experiments import checks, flags, source_code
 from rl import acting, agents, checkpoint, data, envs, evaluate, lifecycle, log, run_folder, shard
+from rl.agents.optimisers import Adam
 from rl.envs import entities
 from rl.replay import chunks, transform
 from rl.replay import dataset as replay
@@ -505,7 +506,12 @@ def value_bounds(
 def unread(settings: Any, config: Any) -> dict[str, str]:
     """{field: why} of the agent's hyper-parameters that do nothing beside others (`rl.agents.unused`) and flags."""
     of_flags = {"chunk_discount": "it is of --chunk"} if getattr(settings, "chunk", 1) == 1 else {}
-    return {**agents.unused(settings.agent, config), **of_flags}
+    of_schedules = {
+        f"{field.name}.decay_updates": "it is of a cosine, and the schedule is constant"
+        for field in dataclasses.fields(config)
+        if isinstance(adam := getattr(config, field.name), Adam) and adam.schedule == "constant"
+    }
+    return {**agents.unused(settings.agent, config), **of_flags, **of_schedules}
 
 
 def rows(settings: Any, config: Any, dataset: Dataset | None) -> Any:

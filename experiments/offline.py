@@ -35,7 +35,7 @@ from rl.dynamics import ensemble, termination
 from rl.replay import dataset as replay
 from rl.replay import transform
 from rl.settings import require_choice
-from rl.types import Key, Learner, Spec, State
+from rl.types import Key, Learner, Spec, State, Transition
 from rl.values.robust import REGULARISED
 
 # Settings that another checkpoint in the same folder must agree on.
@@ -90,11 +90,9 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
     task = problem(settings, variants)
     checks.fit_early(settings, task.loaded, task.loaded.environment)
     batches, held_out = (common.rows(settings, config, x) for x in (task.dataset, task.validation))
-    if settings.chunk > 1:  # `problem` has looked at single steps
-        steps, starts = batches.steps, batches.starts
-        drawn = steps._replace(discount=steps.discount[starts], has_next_action=steps.has_next_action[starts])
+    if settings.chunk > 1 or settings.n_step > 1:  # `problem` has looked at single steps
         for variant in variants:
-            agents.check_data(settings.agent, variant, drawn)
+            agents.check_data(settings.agent, variant, _as_drawn(settings, batches))
     mesh = shard.mesh(settings.mesh_seed, settings.mesh_data)
     checks.mesh(settings.batch_size, mesh, settings.seeds * len(variants))
     checks.split_data(settings, mesh)
@@ -192,6 +190,14 @@ def _print_notes(settings: Settings, config: Any, task: Problem) -> None:
             "end one (rl.dynamics.termination)",
             file=sys.stderr,
         )
+
+
+def _as_drawn(settings: Settings, batches: Any) -> Transition:
+    """The steps from which batches start, as batches have them; of ``--td_lambda`` single ones."""
+    if settings.chunk == 1:
+        return batches.transitions
+    steps, starts = batches.steps, batches.starts
+    return steps._replace(discount=steps.discount[starts], has_next_action=steps.has_next_action[starts])
 
 
 def problem(settings: Settings, configs: Sequence[Any]) -> Problem:

@@ -651,6 +651,7 @@ def test_every_script_has_help(tmp_path: Path) -> None:
         ({"reward_scale": "much"}, "--reward_scale=much is neither a number nor return_range"),
         # Most of its single steps have a next action, and few of its chunks.
         ({"agent": "rebrac", "chunk": 26}, "critic_cloning=0.01 compares .* only 27% .* or shorter chunks"),
+        ({"agent": "rebrac", "n_step": 50}, "critic_cloning=0.01 compares .* only 0% .* over fewer steps"),
         (
             {"environment": "Pendulum-v1"},
             "'Pendulum-v1' does not fit the data: it has observations of 3 numbers and 1 continuous action, they have "
@@ -827,6 +828,16 @@ def test_settings_of_images_are_noted_where_there_are_none(capsys: pytest.Captur
         notes.note_unused_by_agent("offline", offline.Settings(agent="bc"), chosen, "dataset", Spec(shape, 1))
     noted = [line for line in capsys.readouterr().err.splitlines() if "network" in line]
     assert noted == ["note: --agent.network.shift changes nothing: no observation is an image"]
+
+
+def test_the_length_of_a_schedule_is_noted_where_there_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    falling = Adam(schedule="cosine", decay_updates=10)
+    chosen = config("iql", critic_optimiser=Adam(decay_updates=10), value_optimiser=falling)
+    notes.note_unused_by_agent("offline", offline.Settings(), chosen, "dataset", Spec((3,), 1))
+    noted = [line for line in capsys.readouterr().err.splitlines() if "decay_updates" in line]
+    assert noted == [
+        "note: --agent.critic_optimiser.decay_updates changes nothing: it is of a cosine, and the schedule is constant"
+    ]
 
 
 def test_rollouts_in_a_model_have_no_next_actions_for_rebrac() -> None:

@@ -76,7 +76,8 @@ def check_data(config: Config, logged: Transition | None) -> None:
         raise ValueError(
             f"critic_cloning={config.critic_cloning} compares next actions with those of the data, and only "
             f"{share:.0%} of the steps have one (those in no order have none, nor have rollouts in a model, nor chunks "
-            "after which no whole chunk follows): give critic_cloning=0, or steps in order, or shorter chunks"
+            "after which no whole chunk follows): give critic_cloning=0, or steps in order, or shorter chunks "
+            "or returns over fewer steps"
         )
 
 
