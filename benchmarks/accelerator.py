@@ -31,7 +31,7 @@ from absl import app
 
 from experiments import flags, studies
 from rl import log
-from rl.data.files import expanded
+from rl.files import expanded
 
 TIER = "hopper-medium-regen-v5"
 BOARD = "sweeps/boards/locomotion.yaml"

@@ -44,7 +44,7 @@ from benchmarks import peers
 from experiments import checks, common, offline, presets, studies
 from rl import acting, agents, keys, statistics, train
 from rl.data import recipes
-from rl.data.files import expanded
+from rl.files import expanded
 from rl.replay import dataset as replay
 from rl.replay import transform
 from rl.settings import require_at_least_one

@@ -47,9 +47,9 @@ from absl import app, flags
 
 from experiments import common
 from experiments import flags as config_flags
-from rl import data, log, plot
+from rl import data, files, log, plot
 from rl.data import card as cards
-from rl.data import d4rl, files, minari, recipes
+from rl.data import d4rl, minari, recipes
 
 _SCRIPTED = (
     " ".join(name for name, recipe in recipes.RECIPES.items() if recipe.env == env)

@@ -19,7 +19,7 @@ import numpy as np
 
 from experiments import checks, common, notes
 from rl import checkpoint, data, online, run_folder
-from rl.data.files import expanded
+from rl.files import expanded
 from rl.dynamics import termination
 from rl.replay import chunks, transform
 from rl.replay.transform import Transform

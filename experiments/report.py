@@ -44,7 +44,7 @@ from experiments import (
 )
 from experiments.report_runs import Part
 from rl import log, outcomes
-from rl.data.files import expanded
+from rl.files import expanded
 from sweeps import layout
 from sweeps.layout import Sweep
 from sweeps.scripts import SCRIPTS

@@ -13,7 +13,7 @@ from experiments import presets, report_runs, studies
 from experiments.report_runs import Part
 from rl import log
 from rl.data import recipes
-from rl.data.files import expanded
+from rl.files import expanded
 from sweeps import records
 from sweeps.scripts import SCRIPTS
 

@@ -8,6 +8,6 @@ Imports run downwards only, and within a line in no circle:
     language, data
     envs
     networks, replay, values, programs
-    acting, checkpoint, extras, keys, linalg, log, machine, masks, nest, settings, statistics
+    acting, checkpoint, extras, files, keys, linalg, log, machine, masks, nest, settings, statistics
     types
 """

@@ -14,7 +14,7 @@ import jax
 from jax.experimental import multihost_utils
 
 from rl import checkpoint, log
-from rl.data.files import expanded
+from rl.files import expanded
 
 CHECKPOINTS, CURVE, ROLLOUTS = "checkpoints", "curve.png", "rollouts"
 OVERWRITE = "overwrite"  # an empty file in a folder whose run a sweep is to overwrite, until that run starts

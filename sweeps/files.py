@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from rl.data.files import existing
+from rl.files import existing
 from sweeps.scripts import PROGRAMS, SCRIPTS
 
 GOALS = ("maximize", "minimize")

@@ -20,7 +20,7 @@ from absl import flags
 from experiments import common, presets
 from experiments import flags as config_flags
 from rl import agents, checkpoint, data, locks, log, run_folder, train
-from rl.data.files import expanded
+from rl.files import expanded
 from rl.types import Spec
 from rl.values import heads
 from sweeps import files, scripts

@@ -20,7 +20,7 @@ import jax
 from experiments import flags as config_flags
 from rl import data, locks, log, run_folder, shard, train
 from rl.data import recipes
-from rl.data.files import expanded
+from rl.files import expanded
 from sweeps import layout, records, scripts
 from sweeps.layout import Program
 from sweeps.records import DIVERGED, FAILED, MetricError

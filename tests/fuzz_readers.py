@@ -40,7 +40,7 @@ from tqdm import tqdm
 from rl import checkpoint, data, exported, nest
 from rl.agents import ilql
 from rl.data import dialogues
-from rl.data.files import DataError
+from rl.files import DataError
 from rl.data.steps import MAX_ACTIONS, Loaded
 from rl.language import huggingface, model, pretrained, weights
 from rl.language.model import Config

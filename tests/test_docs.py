@@ -199,6 +199,27 @@ def test_troubleshooting_quotes_messages_that_exist() -> None:
             assert any(all(part in message for part in fragments(text)) for message in known), text
 
 
+@pytest.mark.slow
+def test_imports_run_downwards_as_the_package_says() -> None:
+    """By its list of layers, of which the second has all modules that no line names."""
+    import rl
+
+    lines = [line.strip() for line in rl.__doc__.splitlines() if line.startswith("    ")]
+    below = {name: place for place, line in enumerate(lines[2:], start=2) for name in line.split(", ")}
+    upwards = []
+    for path in (ROOT / "rl").rglob("*.py"):
+        parts = path.relative_to(ROOT / "rl").with_suffix("").parts
+        imports = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom))
+        for node in imports:
+            package, _, rest = (node.module or "").partition(".")
+            names = [rest.partition(".")[0]] if rest else [alias.name for alias in node.names]
+            if package == "rl" and parts != ("__init__",):
+                layer = below.get(parts[0], 1)
+                upwards += [(parts, name) for name in names if below.get(name, 1) < layer]
+    assert len(lines) > 6 and {"agents", "files"} <= below.keys()
+    assert not upwards
+
+
 def test_settings_on_the_site_are_those_of_the_code() -> None:
     table = generated.settings("rl.agents.iql.Config").splitlines()
     assert "| `expectile` | `0.7` | tau: 0.5 is SARSA, towards 1 the maximum over logged actions |" in table

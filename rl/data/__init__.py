@@ -1,7 +1,7 @@
 """Logged experience: names and files in, a `rl.replay.dataset.Dataset` of NumPy arrays out.
 
 Each reader knows one layout and ends in `rl.data.steps.from_steps`, where steps become transitions; what a library
-raises while it reads a file, `rl.data.files.reading` turns into a `DataError` with the file and a remedy. No
+raises while it reads a file, `rl.files.reading` turns into a `DataError` with the file and a remedy. No
 simulator runs here, except that OGBench's rewards need one; data is made in ``rl.data.recipes``. Nothing here
 knows a device or an agent, and optional packages are imported only by the reader that needs them.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from rl.data import d4rl, minari, ogbench, recipes, synthetic
-from rl.data.files import DataError, expanded
+from rl.files import DataError, expanded
 from rl.data.steps import Loaded, digest, from_steps, loaded
 from rl.replay.dataset import Dataset
 

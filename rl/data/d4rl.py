@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rl.data import download
-from rl.data.files import DataError, existing, expanded, reading
+from rl.files import DataError, existing, expanded, reading
 from rl.data.steps import (
     Loaded,
     check_length,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from rl.data.files import DataError, json_rows
+from rl.files import DataError, json_rows
 from rl.envs.text import Chat, Dialogue, Turn
 from rl.programs.problems import Samples
 

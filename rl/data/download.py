@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rl import log
-from rl.data.files import DataError, reading
+from rl.files import DataError, reading
 
 _CHUNK = 1 << 20  # bytes
 _TIMEOUT = 30  # seconds without any data before an attempt counts as failed

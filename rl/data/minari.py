@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from rl import log, nest
-from rl.data.files import DataError, expanded, reading
+from rl.files import DataError, expanded, reading
 from rl.data.steps import Loaded, flags, from_steps, loaded, reference, reference_in
 
 _PER_STEP = ("actions", "rewards", "terminations", "truncations")

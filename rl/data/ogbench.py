@@ -19,7 +19,7 @@ import numpy as np
 
 from rl import extras
 from rl.data import download
-from rl.data.files import DataError, existing, expanded, reading
+from rl.files import DataError, existing, expanded, reading
 from rl.data.steps import Loaded, check_optional, finite, flags, from_steps, loaded, require
 from rl.replay.dataset import Dataset
 

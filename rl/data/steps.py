@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from rl import nest
-from rl.data.files import DataError
+from rl.files import DataError
 from rl.replay.dataset import Dataset
 from rl.types import Spec, Transition
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
-from rl.data.files import json_rows
+from rl.files import json_rows
 
 T = TypeVar("T")
 

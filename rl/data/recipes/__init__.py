@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from rl.data.files import expanded
+from rl.files import expanded
 from rl.data.recipes import collector, locomotion, scripted
 from rl.data.recipes.catalogue import LOCOMOTION, RECIPES, Locomotion, Recipe, find, instead
 from rl.data.recipes.collector import default_folder, read_card

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rl.data.files import expanded, reading
+from rl.files import expanded, reading
 from rl.data.recipes import storage
 
 FOLDER = Path(__file__).parent / "actors"

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from rl import extras, log
 from rl.data import download
-from rl.data.files import expanded
+from rl.files import expanded
 from rl.data.recipes import pool, storage
 from rl.data.recipes.pool import Chunk
 from rl.machine import usable_cores

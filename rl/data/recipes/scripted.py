@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rl.data.files import expanded
+from rl.files import expanded
 from rl.data.recipes import behaviour, manipulation, pointmaze, storage
 from rl.data.recipes.behaviour import Actors
 from rl.data.recipes.catalogue import RECIPES, Recipe

@@ -1,6 +1,6 @@
 """Files that are there and can be read, or an error that names them. Nothing here knows what is in them.
 
-No JAX is imported: processes that make data use this too.
+Nothing but the standard library is imported: processes that make data or run programs use this too.
 """
 
 from __future__ import annotations

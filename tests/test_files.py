@@ -1,4 +1,4 @@
-"""`rl.data.files`: paths that lead nowhere, and the guard that explains what libraries raise."""
+"""`rl.files`: paths that lead nowhere, and the guard that explains what libraries raise."""
 
 import re
 import tokenize
@@ -6,8 +6,8 @@ import tokenize
 import pytest
 
 from rl import data
-from rl.data import files
-from rl.data.files import DataError
+from rl import files
+from rl.files import DataError
 
 
 @pytest.mark.parametrize("name", ["~nouser-here/log.hdf5", "~nouser-here/log.npz", "minari:~nouser-here/log"])
