@@ -59,7 +59,7 @@ bench: $(VENV)/dev.done
 	$(RUN) -m benchmarks.offline
 
 clean:
-	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-newest build *.egg-info .pytest_cache .mypy_cache .ruff_cache
 
 $(VENV)/bin/python:
 	@test -n "$(PYTHON)" || { echo "headway needs Python 3.11 or newer; none was found on PATH" >&2; exit 1; }

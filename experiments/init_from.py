@@ -19,8 +19,8 @@ import numpy as np
 
 from experiments import checks, common, notes
 from rl import checkpoint, data, online, run_folder
-from rl.files import expanded
 from rl.dynamics import termination
+from rl.files import expanded
 from rl.replay import chunks, transform
 from rl.replay.transform import Transform
 from rl.types import Learner, Spec, State

@@ -51,8 +51,8 @@ from experiments import checks, common, flags, goals, logged, model_based, notes
 from rl import acting, agents, checkpoint, envs, log, nest, online, outcomes, run_folder, statistics, train
 from rl.agents import sac_n
 from rl.data import d4rl
-from rl.files import expanded
 from rl.data.steps import same_task
+from rl.files import expanded
 from rl.replay import chunks, transform
 from rl.replay.goals import GoalBatch
 from rl.settings import require_at_least_one

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from rl import keys, masks, train
 from rl.replay import chunks, demonstrations, frames, prioritised, ring, source, traces
 from rl.replay import dataset as data
+from rl.settings import require_share
 from rl.types import Array, Key, Learner, Metrics, State, Transition
 
 # (state, rows, priorities, logged data or None, key) -> state, priorities, report
@@ -62,7 +63,7 @@ def steps(n: int = 1, discount: float | None = None, environments: int = 1, td_l
         them are then single steps, too.
 
     Raises:
-      ValueError: several steps without a discount, or a lambda outside of [0, 1].
+      ValueError: several steps without a discount, or a discount or a lambda outside of [0, 1].
     """
     gamma, lengths = _gamma(n, discount), _lengths(n, td_lambda)
     return View(
@@ -89,13 +90,18 @@ def _lengths(n: int, td_lambda: float) -> Callable[[Key, int], Array | None]:
 
 
 def _gamma(steps: int, discount: float | None) -> float:
-    """The discount of returns over so many steps. Raises ValueError if there is none and they need one, or no step."""
+    """The discount of returns over so many steps.
+
+    Raises ValueError if there is none and they need one, if it does not lie between 0 and 1, or if there is no step.
+    """
     traces.check_steps(steps)
     if discount is None and steps > 1:
         raise ValueError(
             f"transitions over {steps} steps hold returns, which are made with the agent's gamma: give "
             "discount=config.discount"
         )
+    if discount is not None:
+        require_share("discount", discount)
     return 1.0 if discount is None else discount
 
 
@@ -325,8 +331,12 @@ def prioritised_memory(
       correction: beta, how far the bias of these draws is taken out of the updates; 0.5 there.
 
     Raises:
-      ValueError: the learner makes no weighted updates, or the view is one of chunks.
+      ValueError: the learner makes no weighted updates, the view is one of chunks, ``exponent`` is below 0, or
+        ``correction`` is outside of [0, 1].
     """
+    if not exponent >= 0:
+        raise ValueError(f"exponent={exponent} must be at least 0, which draws uniformly")
+    require_share("correction", correction)
     if view.chunk > 1:
         raise ValueError(
             f"prioritised replay draws single steps, not chunks of {view.chunk} actions: keep chunks in uniform"

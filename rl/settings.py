@@ -34,6 +34,12 @@ def require_at_least_one(settings: Any, *names: str, prefix: str = "") -> None:
             raise ValueError(f"{prefix}{name}={getattr(settings, name)} must be at least 1")
 
 
+def require_share(name: str, value: float, prefix: str = "") -> None:
+    """Raises ValueError, naming it after the ``prefix``, on a number that does not lie between 0 and 1."""
+    if not 0 <= value <= 1:
+        raise ValueError(f"{prefix}{name}={value:g} must be between 0 and 1")
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """A question for the ``known`` name that is nearest, and a space; empty if none is near."""
     near = difflib.get_close_matches(name, list(known), n=1)

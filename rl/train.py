@@ -42,6 +42,10 @@ AGAINST_DIVERGENCE = (
     "lower the learning rate, check the reward scale, or, where values have a scalar or quantile head, use one with a "
     "bounded support (--head=hl_gauss)"
 )
+_FROM_THE_START = (
+    "nothing was learned before, so look at the data and at the spec: numbers that are not finite, a batch without "
+    "rows, or actions that the spec does not have"
+)
 
 
 class Report(NamedTuple):
@@ -140,12 +144,21 @@ def member(stacked: Carried, index: Array | int) -> Carried:
     """One seed's part of a stacked state (`STACKED`), or of a pytree with one in it: [...] of arrays [S, ...].
 
     The step is that of all seeds. What the learner's functions take is such a state.
+
+    Raises:
+      IndexError: ``index`` is a number, and there are not so many seeds; one that is traced is not checked.
     """
+    known = isinstance(index, int | np.integer)
+
+    def of_seed(leaf: Array) -> Array:
+        if known and not -len(leaf) <= index < len(leaf):  # JAX would take the nearest one
+            raise IndexError(f"there is no seed {index} in a state of {len(leaf)} seeds: they count from 0")
+        return leaf[index]
 
     def part(x: Any) -> Any:
         if _is_state(x):
-            return jax.tree.map(lambda leaf: leaf[index], x._replace(step=None))._replace(step=x.step)
-        return x[index]
+            return jax.tree.map(of_seed, x._replace(step=None))._replace(step=x.step)
+        return of_seed(x)
 
     return jax.tree.map(part, stacked, is_leaf=_is_state)
 
@@ -226,11 +239,13 @@ def population(
         products keep its cores busy, and its parameters stay in cache.
 
     Raises:
-      ValueError: a field that is unknown or no float, lists of different lengths, or a value of 0; a source that draws
-        by other settings than the agent's (its discount, say), or by one that is swept; from ``init`` and ``epoch``, if
-        keys are not one for each run; from ``epoch``, data made with another discount (`rl.replay.dataset.n_step`,
-        chunks).
+      ValueError: no update per epoch; a field that is unknown or no float, lists of different lengths, or a value of 0;
+        a source that draws by other settings than the agent's (its discount, say), or by one that is swept; from
+        ``init`` and ``epoch``, if keys are not one for each run; from ``epoch``, data made with another discount
+        (`rl.replay.dataset.n_step`, chunks).
     """
+    if steps < 1:
+        raise ValueError(f"steps={steps}: updates per epoch, at least 1")
     check_sweep(sweep or {})
     hypers = {name: jnp.asarray(values) for name, values in (sweep or {}).items()}
     for name in hypers:
@@ -278,10 +293,10 @@ def population(
             one = lambda hyper, state, *arguments: part(learner(hyper))(state, *arguments)
             return jax.vmap(one, (0, STACKED, *(0 for _ in arguments)))(hypers, state, *arguments)
 
-        return call
+        return jax.jit(call)
 
     actor = Actor(over_seeds(lambda x: acting.actor(x).start), over_seeds(lambda x: acting.actor(x).act))
-    # Compiled, because an initialiser alone is dozens of operations, each of which would be a program.
+    # Compiled, because an initialiser or a policy alone is dozens of operations, each of which would be a program.
     return Population(jax.jit(init), epoch, over_seeds(lambda x: x.act), actor, over_seeds(acting.critics))
 
 
@@ -481,11 +496,15 @@ if hasattr(os, "register_at_fork"):
 
 
 def check_finite(report: Report) -> None:
-    """Raises `Diverged` if any metric was not finite, naming the first step, the metrics and the seeds."""
+    """Raises `Diverged` if any metric was not finite, naming the first step, the metrics and the seeds.
+
+    Before its first update nothing has grown yet: then data or the spec are named as the likely cause.
+    """
     bad = {name: np.atleast_1d(np.asarray(steps)) for name, steps in report.bad_step.items()}
     first = min((int(steps.min()) for steps in bad.values()), default=NEVER)
     if first == NEVER:
         return
     names = sorted(name for name, steps in bad.items() if steps.min() == first)
     seeds = sorted({int(s) for steps in bad.values() for s in np.flatnonzero(steps != NEVER)})
-    raise Diverged(f"{', '.join(names)} not finite at update {first} (seeds {seeds}): {AGAINST_DIVERGENCE}")
+    remedy = AGAINST_DIVERGENCE if first else _FROM_THE_START
+    raise Diverged(f"{', '.join(names)} not finite at update {first} (seeds {seeds}): {remedy}")

@@ -8,6 +8,7 @@ import math
 import re
 import zlib
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -48,7 +49,11 @@ _Strict.yaml_implicit_resolvers = {
 
 def read(path: str) -> dict[str, Any]:
     """The sweep in the file. Raises ValueError if it is not one that can be run here."""
-    file = existing(path, "give a sweep file, such as sweeps/first.yaml")
+    shipped = Path(__file__).parents[1] / path  # beside this package, where it is installed
+    if Path(path).exists() or not shipped.is_file():
+        file = existing(path, "give a sweep file, such as sweeps/first.yaml")
+    else:
+        file = shipped
     try:
         sweep = yaml.load(file.read_text(encoding="utf-8"), _Strict)
     except UnicodeDecodeError as error:

@@ -40,8 +40,8 @@ from tqdm import tqdm
 from rl import checkpoint, data, exported, nest
 from rl.agents import ilql
 from rl.data import dialogues
-from rl.files import DataError
 from rl.data.steps import MAX_ACTIONS, Loaded
+from rl.files import DataError
 from rl.language import huggingface, model, pretrained, weights
 from rl.language.model import Config
 from rl.language.weights import WeightsError

@@ -5,8 +5,7 @@ import tokenize
 
 import pytest
 
-from rl import data
-from rl import files
+from rl import data, files
 from rl.files import DataError
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from rl.data import d4rl, minari, ogbench, recipes, synthetic
-from rl.files import DataError, expanded
 from rl.data.steps import Loaded, digest, from_steps, loaded
+from rl.files import DataError, expanded
 from rl.replay.dataset import Dataset
 
 __all__ = ["DataError", "Loaded", "check_name", "digest", "from_steps", "load", "names"]

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rl.data import download
-from rl.files import DataError, existing, expanded, reading
 from rl.data.steps import (
     Loaded,
     check_length,
@@ -30,6 +29,7 @@ from rl.data.steps import (
     reference_in,
     require,
 )
+from rl.files import DataError, existing, expanded, reading
 
 _SERVER = "https://rail.eecs.berkeley.edu/datasets/offline_rl"
 _REQUIRED = ("observations", "actions", "rewards", "terminals")

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from rl.files import DataError, json_rows
 from rl.envs.text import Chat, Dialogue, Turn
+from rl.files import DataError, json_rows
 from rl.programs.problems import Samples
 
 T = TypeVar("T")

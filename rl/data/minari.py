@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from rl import log, nest
-from rl.files import DataError, expanded, reading
 from rl.data.steps import Loaded, flags, from_steps, loaded, reference, reference_in
+from rl.files import DataError, expanded, reading
 
 _PER_STEP = ("actions", "rewards", "terminations", "truncations")
 # Wrappers that leave the task as it is.

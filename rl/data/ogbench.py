@@ -19,8 +19,8 @@ import numpy as np
 
 from rl import extras
 from rl.data import download
-from rl.files import DataError, existing, expanded, reading
 from rl.data.steps import Loaded, check_optional, finite, flags, from_steps, loaded, require
+from rl.files import DataError, existing, expanded, reading
 from rl.replay.dataset import Dataset
 
 _SERVER = "https://rail.eecs.berkeley.edu/datasets/ogbench"

@@ -41,7 +41,7 @@ class Loaded(NamedTuple):
     dataset: Dataset  # NumPy arrays
     spec: Spec
     environment: str | None  # name for `rl.envs.make` to evaluate in
-    reference: tuple[float, float] | None  # (random, expert) return: normalised return 0 and 1
+    reference: tuple[float, float] | None  # (random, expert) return: normalised return 0 and 100
     digest: str  # `digest` of the dataset
     source: str  # who made the data
     note: str = ""  # what to know before using it: why there is no environment, that there are no rewards

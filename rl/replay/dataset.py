@@ -17,6 +17,7 @@ import numpy as np
 from rl import masks, nest
 from rl.replay import images, traces
 from rl.replay.source import Configured, Source
+from rl.settings import require_share
 from rl.types import Array, Key, Transition
 
 
@@ -238,11 +239,13 @@ def always_terminates(dataset: Dataset) -> bool:
 
 
 def require_finite_values(dataset: Dataset, discount: float, prefix: str = "") -> None:
-    """Raises ValueError if ``discount`` is 1 and an episode does not terminate: its rewards would go on for ever.
+    """Raises ValueError if ``discount`` is 1 and an episode does not terminate: its rewards would go on for ever; or if
+    it does not lie between 0 and 1.
 
     The message names the discount after the ``prefix``, as in its flag.
     """
-    if discount >= 1 and not always_terminates(dataset):
+    require_share("discount", discount, prefix)
+    if discount == 1 and not always_terminates(dataset):
         raise ValueError(
             f"{prefix}discount={discount:g}: episodes that a time limit cuts go on for ever, and have no value with "
             "it: give less than 1"

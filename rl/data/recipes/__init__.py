@@ -13,10 +13,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from rl.files import expanded
 from rl.data.recipes import collector, locomotion, scripted
 from rl.data.recipes.catalogue import LOCOMOTION, RECIPES, Locomotion, Recipe, find, instead
 from rl.data.recipes.collector import default_folder, read_card
+from rl.files import expanded
 
 __all__ = [
     "LOCOMOTION",

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rl.files import expanded, reading
 from rl.data.recipes import storage
+from rl.files import expanded, reading
 
 FOLDER = Path(__file__).parent / "actors"
 _CARD = ("environment", "medium", "expert", "random_steps", "log_std", "command", "seed", "commit")

@@ -15,9 +15,9 @@ from typing import Any, Protocol
 
 from rl import extras, log
 from rl.data import download
-from rl.files import expanded
 from rl.data.recipes import pool, storage
 from rl.data.recipes.pool import Chunk
+from rl.files import expanded
 from rl.machine import usable_cores
 
 

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rl.files import expanded
 from rl.data.recipes import behaviour, manipulation, pointmaze, storage
 from rl.data.recipes.behaviour import Actors
 from rl.data.recipes.catalogue import RECIPES, Recipe
 from rl.data.recipes.episode import Simulate
+from rl.files import expanded
 
 SPLITS = ("train", "val")
 CHUNK_ROWS = 1000  # episodes are grouped into chunks of about this many rows; a chunk is what a stop can lose
