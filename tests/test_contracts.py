@@ -624,6 +624,28 @@ def test_what_is_measured_of_a_state_comes_before_the_next_epoch() -> None:
     ]
 
 
+def test_numbers_from_python_that_cannot_be_are_refused() -> None:
+    """Which JAX would take: it clamps an index, scans no update, and a return has any discount."""
+    state = State({"w": jnp.zeros((3, 2))}, {}, {}, jnp.int32(5))
+    np.testing.assert_array_equal(train.member(state, -1).params["w"], [0.0, 0.0])
+    for index in (3, np.int64(-4)):
+        with pytest.raises(IndexError, match=f"there is no seed {index} in a state of 3 seeds"):
+            train.member(state, index)
+    with pytest.raises(ValueError, match="steps=0: updates per epoch"):
+        train.population(iql()[1], small("iql"), replay.sampler(BATCH), 0)
+    with pytest.raises(ValueError, match="discount=2 must be between 0 and 1"):
+        buffers.steps(n=3, discount=2.0)
+    with pytest.raises(ValueError, match=r"discount=-0\.5 must be between 0 and 1"):
+        replay.value_bounds(iql()[0].dataset, -0.5)
+    for exponent, correction, message in ((-1.0, 0.5, "exponent=-1"), (0.5, 5.0, "correction=5 must")):
+        with pytest.raises(ValueError, match=message):
+            buffers.prioritised_memory(Learner(*3 * [len]), buffers.steps(), 9, 2, exponent, correction)
+    with pytest.raises(
+        train.Diverged, match=r"loss not finite at update 0 .* look at the data and at the spec"
+    ):
+        train.check_finite(train.Report({}, {"loss": np.int32([0, train.NEVER])}))
+
+
 def test_the_guard_does_catch_transfers() -> None:
     runs, start, keys, _ = loop()
     state = jax.device_put(start)

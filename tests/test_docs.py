@@ -286,7 +286,7 @@ def test_what_the_python_page_shows_runs(tmp_path: Path, monkeypatch: pytest.Mon
     assert restored["step"] == 300
     np.testing.assert_array_equal(restored["action"], trained["action"])
     assert chunked["example"].action.shape == (2, 3) and chunked["state"].step == 100
-    assert on_device["trainer"].carry.state.step == 225 and on_device["scores"]["return"].shape == (2, 4)
+    assert on_device["trainer"].carry.state.step == 226 and on_device["scores"]["return"].shape == (2, 4)
     assert first["saved"] is None and first["trainer"].step == 300 and second["trainer"].step == 600
     q = np.asarray(words["values"].q)  # of episodes (4, 7), (4, 8), (6, 7) and (6, 8)
     assert (q[:2, 3] > q[2:, 3] + 0.5).all() and (q[::2, 5] > q[1::2, 5] + 0.5).all()
