@@ -429,6 +429,13 @@ def test_an_impossible_box_is_refused(low, high):
         from_steps(**episodes([4]), source="mine", low=low, high=high)
 
 
+@pytest.mark.parametrize("bound", [np.finfo(np.float32).max, 2e38, 1e20])
+def test_a_box_in_which_all_actions_would_be_one_number_is_refused(bound):
+    """As Minari has where somebody wrote "unbounded" so; NaN came of the widest."""
+    with pytest.raises(DataError, match="is so wide that actions in it"):
+        from_steps(**episodes([4]), source="mine", low=-bound, high=bound)
+
+
 def test_digest_is_a_function_of_names_types_shapes_and_bytes():
     def tiny(reward):
         column = np.arange(2, dtype=np.float32)

@@ -173,6 +173,17 @@ def test_an_answer_that_is_marked_without_its_end_has_all_bytes_of_its_last_char
     assert one.tokens[last + 1] == END
 
 
+def test_an_answer_that_ends_in_a_space_ends_there_where_offsets_are_trimmed() -> None:
+    """Spaces are no part of any token then: all that follows counted as said."""
+    bpe = tokenizer()
+    bpe.post_processor = package.processors.ByteLevel(trim_offsets=True)
+    template = CHATML.replace("{{ message['content'] + '<|end|>' }}{% endgeneration %}", MARKED_ALONE)
+    words = speak.make(bpe, NAMED[STOP], [END], chat.read(companions(template), DAY))
+    one = speak.episode(words, Chat((MESSAGES[0], {"role": "assistant", "content": "Yes "}), (0.0, 1.0)))
+    chosen = one.tokens[one.is_action].tolist()
+    assert bpe.decode(chosen).strip() == "Yes" and END not in chosen
+
+
 def test_what_is_too_long_is_cut_at_the_front_behind_the_first_token() -> None:
     words = read(TRIMMED)
     conversation = Chat(MESSAGES[:2], (0.0, 1.0))

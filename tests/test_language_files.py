@@ -466,6 +466,14 @@ def write_gguf(path: Path, arch: str, **changes: Any) -> Config:
     return config
 
 
+def test_a_factor_without_a_type_stretches_linearly_as_in_llama_cpp() -> None:
+    """Which older files call by another name."""
+    for name in ("rope.scaling.factor", "rope.scale_linear"):
+        said = {"rope.freq_base": 1e4, name: 4.0, "context_length": 64}
+        rope = gguf._rope(lambda field, default=None, said=said: said.get(field, default), "file")
+        assert (rope.kind, rope.factor) == ("linear", 4.0)
+
+
 def test_gguf_is_read_as_by_the_package_and_other_types_are_refused(tmp_path: Path) -> None:
     package = pytest.importorskip("gguf")
     path = tmp_path / "model.gguf"

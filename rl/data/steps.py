@@ -21,6 +21,7 @@ from rl.files import DataError
 from rl.replay.dataset import Dataset
 from rl.types import Spec, Transition
 
+_WIDEST = 1e10  # half of a box: beyond it float32 maps ordinary actions to one number
 _ROUNDING = 1e-6  # of the box's width: how far float arithmetic may carry an action outside unnoticed
 MAX_ACTIONS = 2**16  # discrete actions, as an agent has at least one output for each
 # Ends of episodes that only next observations show, in steps and in per cent of them: with more, a log is not in order.
@@ -462,6 +463,11 @@ def _boxed(actions: np.ndarray, rows: int, low: Any, high: Any, clip: bool, sour
     if not (np.isfinite(low) & np.isfinite(high) & (low < high)).all():
         raise DataError(
             f"{source}: the action box {low} to {high} must have finite bounds, the lower ones below"
+        )
+    if (high / 2 - low / 2).max() > _WIDEST:  # halves, whose difference is finite
+        raise DataError(
+            f"{source}: the action box {low} to {high} is so wide that actions in it, mapped to [-1, 1], would all be "
+            "the same number: give low and high as the environment really has them"
         )
     if (low == -1).all() and (high == 1).all() and _are_whole(actions):
         warnings.warn(

@@ -159,13 +159,12 @@ def _answer(
 
 def _tokens(encoding: Any, start: int, end: int) -> tuple[int, int]:
     """The tokens of a part of the text; those that reach beyond it belong to it."""
+    # By where tokens begin and end: spaces may be no part of any (tokenizers that trim offsets), and a character may be
+    # several tokens, its bytes.
     size = len(encoding.ids)
-    first, last = encoding.char_to_token(start), encoding.char_to_token(end - 1)
-    after = size if last is None else last + 1
-    # The last character may be several tokens, its bytes, of which `char_to_token` gives the first.
-    while after < size and encoding.offsets[after][0] < end:
-        after += 1
-    return size if first is None else first, after
+    first = next((place for place, (_, stop) in enumerate(encoding.offsets) if stop > start), size)
+    after = next((place for place in range(first, size) if encoding.offsets[place][0] >= end), size)
+    return first, after
 
 
 def _unmarked(text: str) -> tuple[str, list[tuple[int, int]]]:

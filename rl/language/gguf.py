@@ -242,10 +242,11 @@ def _config(metadata: Mapping[str, Any], tensors: Mapping[str, np.ndarray], path
 
 
 def _rope(field: Callable[..., Any], path: Any) -> Rope:
-    base, kind = field("rope.freq_base", 10_000.0), field("rope.scaling.type", "none")
+    """As llama.cpp reads it: a factor without a type is linear, and once had another name."""
+    base, kind = field("rope.freq_base", 10_000.0), field("rope.scaling.type", "linear")
     if kind not in ("none", "linear", "yarn"):
         raise WeightsError(f"{path}: rotary positions stretched as {kind!r} says are not supported in GGUF")
-    factor = 1.0 if kind == "none" else field("rope.scaling.factor")
+    factor = 1.0 if kind == "none" else field("rope.scaling.factor", field("rope.scale_linear", 1.0))
     if factor == 1.0:
         return Rope(base)
     if kind == "linear":
