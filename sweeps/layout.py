@@ -148,12 +148,20 @@ def plan(runs: list[dict[str, Any]], most: int, script: str, root: Path) -> dict
     """The programs of a sweep by their folders, of which nothing is read.
 
     Raises:
-      ValueError: parameters that cannot be run, an unknown dataset or head, or two programs of one folder.
+      ValueError: parameters that cannot be run, an unknown dataset or head, two equal runs, or programs of one folder.
     """
     planned: dict[Path, Program] = {}
     for program in programs(runs, most, script):
         place = folder(program, root)
         settings, *_ = arguments(program, place)
+        swept = [
+            dict(zip(program.swept, values, strict=True))
+            for values in zip(*program.swept.values(), strict=True)
+        ]
+        if twice := next((run for i, run in enumerate(swept) if run in swept[:i]), None):
+            raise ValueError(
+                f"two runs of the sweep are the same, {twice} with {program.fixed}: give each value once"
+            )
         if hasattr(settings, "dataset"):
             data.check_name(settings.dataset)
         heads.check_name(getattr(settings, "head", "scalar"))

@@ -886,6 +886,11 @@ def test_two_runs_that_would_share_a_folder_are_refused(tmp_path: Path) -> None:
     for shared in ({"updates": [1000, 2000], "eval_every": [500]}, {"seed": [1, 1]}):
         with pytest.raises(ValueError, match=r"two runs of the sweep would share .*--updates"):
             start(write(tmp_path / "s.yaml", grid(**shared)), f"--workdir={tmp_path}")
+    twice = write(tmp_path / "s.yaml", grid(**{"agent.expectile": [0.5, 0.7, 0.5]}))
+    with pytest.raises(
+        ValueError, match=r"two runs of the sweep are the same, .*expectile': 0.5.*: give each value"
+    ):
+        start(twice, f"--workdir={tmp_path}")
 
 
 # ---- runs that fail, go on and are left alone ----------------------------------------------------------------------
