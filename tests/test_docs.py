@@ -46,7 +46,7 @@ from sweeps import layout
 from sweeps import run as sweeps
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]
 SOURCES = [*DOCUMENTS, *sorted(ROOT.glob("sweeps/**/*.yaml")), *sorted(ROOT.glob("experiments/**/*.py"))]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"python -m ((?:experiments|sweeps|benchmarks)(?:\.\w+)+)((?:[^\n`\\]|\\\n)*)")
