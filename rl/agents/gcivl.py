@@ -64,6 +64,10 @@ class Regression(NamedTuple):
     weight: Array  # [B], the expectile's
     clipped: Array  # [], the share of the targets beyond the head's support
 
+    def loss(self, head: ValueHead, outputs: Array) -> Array:
+        """``L_V`` [] of the values' outputs [E, B, K] at ``s, g``."""
+        return (self.weight * head.loss(outputs, self.target)).mean(1).sum()
+
 
 def regression(
     head: ValueHead,
@@ -130,7 +134,7 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
 
         def loss(params):
             v = value.apply(params["value"], steps.observation)
-            value_loss = (fit.weight * head.loss(v, fit.target)).mean(1).sum()
+            value_loss = fit.loss(head, v)
             log_prob = policy.apply(params["policy"], here, key=key).log_prob(steps.action)
             policy_loss = -(losses.awr_weight(advantage, config.alpha) * log_prob).mean()
             metrics = {

@@ -126,7 +126,7 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
     def value_objective(params: Params, observation: Any, fit: gcivl.Regression) -> tuple[Array, Array]:
         """The loss of `rl.agents.gcivl`, and the values [E, B]."""
         v = value.apply(params["value"], with_representation(params["representation"], observation))
-        return (fit.weight * head.loss(v, fit.target)).mean(1).sum(), head.value(v)
+        return fit.loss(head, v), head.value(v)
 
     def low_objective(params: Params, batch: GoalBatch, advantage: Array, key: Key) -> tuple[Array, Array]:
         """L_low, and log pi_l [B]."""

@@ -245,8 +245,8 @@ def draw_whole(ring: Ring, key: Key, batch_size: int, length: int, stride: int =
 
 
 def holds_whole(ring: Ring, length: int, stride: int = 1) -> Array:
-    """Whether any of a thousand draws is `whole`, a bool."""
-    return whole(ring, draw(ring, jax.random.key(0), 1024), length, stride).any()
+    """Whether any of 65,536 draws is `whole`, a bool: what they miss, batches do not meet either."""
+    return whole(ring, draw(ring, jax.random.key(0), 1 << 16), length, stride).any()
 
 
 def sampler(batch_size: int, n: int = 1, discount: float | Array = 1.0, stride: int = 1) -> Source:
