@@ -34,7 +34,17 @@ from rl.settings import require_at_least_one
 from rl.types import Key, Spec
 
 # Settings of the dynamics ensemble that are flags.
-_MODEL = ("updates", "deterministic", "learning_rate", "patience", "min_epochs", "max_epochs")
+_MODEL = (
+    "hidden",
+    "decay",
+    "updates",
+    "deterministic",
+    "learning_rate",
+    "patience",
+    "min_epochs",
+    "max_epochs",
+)
+_UNTRAINED = ("model_hidden", "model_deterministic")  # what there is to an untrained model
 
 # Settings that another checkpoint in the same folder must agree on.
 IDENTITY = (
@@ -56,6 +66,10 @@ class Settings(common.Data, common.Head, common.Folder):
     preset: str = "none"  # published settings, --epochs among them: paper or none; flags override it
     dataset: str = "hopper-medium-v2"  # name or file of a task with a termination rule
     truth: float = 0.0  # world of the rollouts: -1 an untrained model, 0 learned, 1 true dynamics; or between
+    model_hidden: tuple[int, ...] = ensemble.Config.hidden  # widths of the layers of the model's networks
+    model_decay: tuple[float, ...] = (
+        ensemble.Config.decay
+    )  # L2 of the weights of each layer and the output, or of all
     model_updates: int = 0  # updates of the dynamics; 0: the paper's stopping rule, hours on a large log
     model_patience: int = ensemble.Config.patience  # the stopping rule's epochs without improvement of 1 %
     model_min_epochs: int = ensemble.Config.min_epochs  # epochs before which the stopping rule does not stop
@@ -182,6 +196,8 @@ def make_ensemble(settings: Settings, config: Config, spec: Spec) -> ensemble.En
       ValueError: it cannot be built, or predict such observations; the message names the flag.
     """
     of_model = {name: getattr(settings, f"model_{name}") for name in _MODEL}
+    if len(settings.model_decay) == 1:
+        of_model["decay"] = settings.model_decay * (len(settings.model_hidden) + 1)
     try:
         with checks.named("--model_"):
             ensemble.check(ensemble.Config(**of_model), Spec((1,), 1))  # of any vector
@@ -215,7 +231,7 @@ def unused(settings: Settings, config: Config) -> tuple[dict[str, str], dict[str
         return dict.fromkeys(model, why), {"penalty": certain} if config.uncertainty else {}
     if settings.truth == -1:
         why = "with --truth=-1 rollouts are in an untrained model, whatever is fitted"
-        return dict.fromkeys([name for name in model if name != "model_deterministic"], why), {}
+        return dict.fromkeys([name for name in model if name not in _UNTRAINED], why), {}
     if settings.model_updates:
         why = "--model_updates says how long the model is fitted"
         return dict.fromkeys(("model_patience", "model_min_epochs", "model_max_epochs"), why), {}

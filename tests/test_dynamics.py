@@ -509,7 +509,7 @@ def test_a_constant_observation_stays_finite(constant: float) -> None:
         ({"elites": 4}, "elites=4 must be between 1 and members=3"),
         (
             {"decay": (0.0,)},
-            "decay has 1 rates: give one for each of the 1 hidden layers and one for the out",
+            r"decay=\(.*\) of the dynamics model has 1 rates: give one for each of the 1 hidden layers and one",
         ),
         ({"holdout": 0.0}, "holdout=0.0 must be a share between 0 and 1"),
         ({"max_epochs": 0}, "max_epochs=0 of the dynamics model must be at least 1"),

@@ -44,7 +44,7 @@ def pendulum(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def small_networks(monkeypatch: pytest.MonkeyPatch) -> None:
-    tiny = lambda **fields: REAL(**fields, members=3, elites=2, hidden=(8,), decay=(0.0, 0.0))
+    tiny = lambda **fields: REAL(**fields, members=3, elites=2)
     REAL = ensemble.Config
     monkeypatch.setattr(ensemble, "Config", tiny)
 
@@ -54,6 +54,8 @@ def settings(path: Path, workdir: Path, **fields: Any) -> script.Settings:
         **{
             "dataset": str(path),
             "environment": "Pendulum-v1",
+            "model_hidden": (8,),
+            "model_decay": (0.0,),
             "model_updates": 20,
             "seeds": 2,
             "epochs": 2,
@@ -125,7 +127,7 @@ def test_worlds_lie_on_a_line(truth: float, pendulum: Path, tmp_path: Path) -> N
     chosen, agent_config = settings(pendulum, tmp_path, truth=truth), config()
     task = common.problem(chosen, [agent_config], script.target_range)
     run_keys = keys.seeds(jax.random.key(0), 2)
-    network = script.ensemble.make(script.ensemble.Config(updates=chosen.model_updates), task.loaded.spec)
+    network = script.make_ensemble(chosen, agent_config, task.loaded.spec)
     model = jax.vmap(network.init)(jax.random.split(jax.random.key(7), 2))._replace(mean=2 * np.ones((2, 4)))
     untrained_keys = keys.of(run_keys, "untrained_dynamics")
     untrained = jax.vmap(network.init)(untrained_keys)._replace(mean=2 * np.ones((2, 4)))
@@ -237,6 +239,11 @@ def test_the_folder_is_held_while_the_model_is_fitted(
         ({"eval_episodes": 1}, {}, "--eval_episodes=1: give at least 2"),
         ({"runaway": -1.0}, {}, "--runaway=-1.0 must not be negative"),
         ({"model_patience": 0}, {}, "^--model_patience=0 of the dynamics model must be at least 1"),
+        (
+            {"model_hidden": (8, 8), "model_decay": (0.0, 0.0)},
+            {},
+            r"^--model_decay=\(.* has 2 rates: .* each of the 2 hidden layers and one for the output",
+        ),
         ({}, {"rollouts": 2}, "--agent.rollouts=2: .* give at least 3"),
         (
             {"model_deterministic": True},

@@ -38,8 +38,8 @@ def check(config: Config, spec: Spec) -> None:
         raise ValueError(f"elites={config.elites} must be between 1 and members={config.members}")
     if len(config.decay) != len(config.hidden) + 1:
         raise ValueError(
-            f"decay has {len(config.decay)} rates: give one for each of the {len(config.hidden)} hidden layers "
-            "and one for the output"
+            f"decay={config.decay} of the dynamics model has {len(config.decay)} rates: give one for each of the "
+            f"{len(config.hidden)} hidden layers and one for the output"
         )
     if not 0 < config.holdout < 1:
         raise ValueError(f"holdout={config.holdout} must be a share between 0 and 1")
