@@ -603,6 +603,9 @@ def q_learning(s: Setting) -> tuple[Loss, Loss, Loss, float]:
     q_next, bonus = pick(slow, h.value(chooser).argmax(-1), 1), 0.0
     if temperature := getattr(c, "temperature", 0.0):
         q_next, bonus = soft_maximum(h, slow, temperature)
+    weight = np.ones(len(b.reward))
+    if getattr(c, "sarsa", False):
+        q_next, weight = pick(slow, b.next_action, 1), np.where(b.discount == 0, 1, b.has_next_action)
     discount, reward = c.discount * b.discount, b.reward
     if munchausen := getattr(c, "munchausen", 0.0):
         policy = special.softmax(h.value(outputs(s.target["q"], b.observation)) / temperature, -1)
@@ -616,7 +619,7 @@ def q_learning(s: Setting) -> tuple[Loss, Loss, Loss, float]:
         return pick(outputs(q, b.observation), b.action, 1)
 
     return (
-        lambda q: h.loss(logged(q), y).mean(),
+        lambda q: (weight * h.loss(logged(q), y)).mean(),
         lambda q: h.value(outputs(q, b.observation)),
         lambda q: h.value(logged(q)),
         h.clipped(*backup),
@@ -835,6 +838,7 @@ CASES: list[tuple[str, str, str, dict[str, Any]]] = [
     ("discrete", "dqn", "c51", {"temperature": 0.6}),
     ("discrete", "dqn", "hl_gauss", {"temperature": 0.6, "munchausen": 0.9, "munchausen_floor": -0.6}),
     ("discrete", "dqn", "c51", {"double": False, "target_period": 2, "target_rate": 1.0}),
+    ("discrete", "dqn", "c51", {"sarsa": True}),
 ]
 
 
@@ -1079,11 +1083,12 @@ def test_nothing_beyond_a_terminal_step_matters(case: Case) -> None:
     jax.tree.map_with_path(assert_close, (state, metrics), (poisoned, other))
 
 
-def test_the_next_action_matters_only_to_rebrac_and_where_it_was_logged(case: Case) -> None:
+def test_the_next_action_matters_only_to_rebrac_and_sarsa_and_where_it_was_logged(case: Case) -> None:
     state, _ = case.updated(1)
-    unused = (case.batch.has_next_action == 0) | (case.agent != "rebrac")
+    reads = case.agent == "rebrac" or getattr(case.config, "sarsa", False)
+    unused = (case.batch.has_next_action == 0) | (not reads)
     poisoned, _ = case.updated(1, next_action=poison(case.batch.next_action, unused))
-    jax.tree.map(np.testing.assert_array_equal, state, poisoned)
+    jax.tree.map_with_path(assert_close, state, poisoned)
 
 
 @pytest.mark.parametrize("agent", ["td3", "td3_bc"])
@@ -1453,6 +1458,14 @@ def test_deviations_between_critics_need_two_and_a_penalty_needs_next_actions() 
     with pytest.raises(ValueError, match=r"critic_cloning=0.01 compares .* only 0% of the steps have one"):
         agents.check_data("rebrac", agents.get("rebrac").Config(), rows)
     agents.check_data("rebrac", agents.get("rebrac").Config(critic_cloning=0.0), rows)
+    with pytest.raises(
+        ValueError, match=r"sarsa=true continues .* only 0% of the steps have one .*: give sarsa=false"
+    ):
+        agents.check_data("dqn", agents.get("dqn").Config(sarsa=True), rows)
+    with pytest.raises(
+        ValueError, match=r"sarsa=true continues with the logged next action, and temperature=0.1"
+    ):
+        agents.get("dqn").Config(sarsa=True, temperature=0.1)
 
 
 @pytest.mark.parametrize("field", ["dropout", "policy_layer_norm"])

@@ -11,6 +11,10 @@ several steps are made by the replay (`rl.replay.ring.transitions`). Layers star
 head: Glorot's uniform kernels and biases of 0. (Kernels of its networks of distributions on Atari start as U(-b, b),
 b = 1.32 / sqrt(fan_in).)
 
+With ``sarsa`` targets continue with the logged next action, ``y = r + gamma d Q'(s', a')``: from a log these are the
+values of the policy that recorded it, and acting is one step of improvement on it (Brandfonbrener et al. 2021). Rows
+whose next action is unknown have weight 0.
+
 With a ``temperature`` alpha above 0 targets have the soft maximum over actions in place of the largest value, entropy
 included (soft Q-learning: Haarnoja et al. 2017; `rl.values.bellman.soft_max_action`), and ``double`` is not used:
 
@@ -38,7 +42,7 @@ import optax
 
 from rl.agents.augmentation import augmented
 from rl.agents.optimisers import Adam, Optimiser, build
-from rl.agents.requirements import require, require_no_policy, require_ranges
+from rl.agents.requirements import require, require_next_actions, require_no_policy, require_ranges
 from rl.agents.state import descend, follow, is_off, start
 from rl.networks import mlp
 from rl.networks.layers import Architecture
@@ -54,6 +58,7 @@ class Config:
 
     discount: float = 0.99  # gamma, the weight of a reward that comes one step later
     double: bool = True  # choose the next action with the online network
+    sarsa: bool = False  # continue with the logged next action, not with the best one
     temperature: float = 0.0  # alpha of soft Q-learning, in units of value; 0: the largest value
     munchausen: float = 0.0  # weight of the log-policy in rewards, with a temperature; 0: none
     munchausen_floor: float = -1.0  # the least that alpha times the log-policy counts there, at most 0
@@ -72,6 +77,11 @@ class Config:
         require_ranges(self)
         if isinstance(self.epsilon, int | float) and self.epsilon > 1:
             raise ValueError(f"epsilon={self.epsilon} must lie in [0, 1]: it is how often actions are random")
+        if self.sarsa and not is_off(self.temperature):
+            raise ValueError(
+                f"sarsa=true continues with the logged next action, and temperature={self.temperature} with the soft "
+                "maximum over all: leave one of them out"
+            )
         if not is_off(self.munchausen) and is_off(self.temperature):
             raise ValueError(
                 f"munchausen={self.munchausen} weighs the log-probability of a soft policy, and temperature=0 is a "
@@ -93,9 +103,14 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
     def init(key: Key, batch: Transition) -> State:
         return start({"q": network.init(key, batch.observation)}, optimisers, targets=["q"])
 
-    def bootstrap(state: State, observation: Array) -> tuple[Array, Array]:
-        """The outputs [..., K] with which a target continues, and what entropy adds to their value [...]."""
+    def bootstrap(state: State, observation: Array, logged: Array | None = None) -> tuple[Array, Array]:
+        """The outputs [..., K] with which a target continues, and what entropy adds to their value [...].
+
+        ``logged`` [...] are the actions of SARSA; None: the agent's own.
+        """
         q = network.apply(state.target["q"], observation)
+        if logged is not None:
+            return bellman.at_action(q, logged), jnp.zeros(q.shape[:-2])
         if not is_off(config.temperature):
             return bellman.soft_max_action(head, q, config.temperature)
         selector = network.apply(state.params["q"], observation) if config.double else q
@@ -113,8 +128,11 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
 
     def weighted(state: State, batch: Transition, weight: Array, key: Key) -> tuple[State, Metrics, Array]:
         del key
-        next_outputs, bonus = bootstrap(state, batch.next_observation)
+        logged = batch.next_action if config.sarsa else None
+        next_outputs, bonus = bootstrap(state, batch.next_observation, logged)
         discount = config.discount * batch.discount
+        if config.sarsa:  # a terminal step has a target without a next action
+            weight = weight * jnp.where(discount > 0, batch.has_next_action, 1.0)
         reward = batch.reward + log_policy(state, batch)
         backup = (reward + discount * bonus, discount, next_outputs)
         target, clipped = head.target(*backup), head.clipped(*backup).mean()
@@ -146,6 +164,7 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
         return jnp.where(jax.random.uniform(which, best.shape) < epsilon, random, best)
 
     def value(state: State, observation: Array, key: Key) -> Array:
+        """Of the agent's own actions, with ``sarsa``, too."""
         del key
         outputs, bonus = bootstrap(state, observation)
         return head.value(outputs) + bonus
@@ -156,6 +175,12 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
 
     learner = Learner(init, update, act, value, explore, weighted, critics)
     return augmented(learner, spec, config.network)
+
+
+def check_data(config: Config, logged: Transition | None) -> None:
+    """Raises ValueError if the ``logged`` data (None: there are none) lack next actions, which ``sarsa`` asks for."""
+    if config.sarsa:
+        require_next_actions(logged, "sarsa=true continues with the next actions of the data", "sarsa=false")
 
 
 def target_range(config: Config, spec: Spec, low: float, high: float) -> tuple[float, float]:
@@ -173,6 +198,8 @@ def target_range(config: Config, spec: Spec, low: float, high: float) -> tuple[f
 def unused(config: Config) -> dict[str, str]:
     """Settings that do nothing; see `rl.agents.unused`."""
     found = {}
+    if config.sarsa:
+        found["double"] = "with sarsa targets continue with the logged action"
     if not is_off(config.temperature):
         found["double"] = "with a temperature targets have the soft maximum of the target network"
     if is_off(config.munchausen):

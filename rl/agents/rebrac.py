@@ -25,12 +25,11 @@ from __future__ import annotations
 import dataclasses
 
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from rl.agents import td3
 from rl.agents.optimisers import Optimiser
-from rl.agents.requirements import require
+from rl.agents.requirements import require, require_next_actions
 from rl.agents.state import is_off
 from rl.networks.layers import Architecture
 from rl.replay.dataset import for_ever
@@ -68,17 +67,9 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
 
 def check_data(config: Config, logged: Transition | None) -> None:
     """Raises ValueError if the ``logged`` data (None: there are none) lack next actions, which critics ask for."""
-    if is_off(config.critic_cloning) or logged is None:
-        return
-    continued = np.asarray(logged.discount) > 0
-    share = np.asarray(logged.has_next_action)[continued].mean() if continued.any() else 1.0
-    if share < 0.5:
-        raise ValueError(
-            f"critic_cloning={config.critic_cloning} compares next actions with those of the data, and only "
-            f"{share:.0%} of the steps have one (those in no order have none, nor have rollouts in a model, nor chunks "
-            "after which no whole chunk follows): give critic_cloning=0, or steps in order, or shorter chunks "
-            "or returns over fewer steps"
-        )
+    if not is_off(config.critic_cloning):
+        why = f"critic_cloning={config.critic_cloning} compares next actions with those of the data"
+        require_next_actions(logged, why, "critic_cloning=0")
 
 
 def target_range(config: Config, spec: Spec, low: float, high: float) -> tuple[float, float]:

@@ -6,9 +6,10 @@ import math
 from typing import Any
 
 import jax
+import numpy as np
 
 from rl.networks.layers import Architecture
-from rl.types import Spec
+from rl.types import Spec, Transition
 
 _SHARES = ("discount", "chunk_discount", "expectile", "target_rate")
 _COUNTS = (
@@ -70,6 +71,26 @@ def require_ranges(config: Any) -> None:
             parts = value if isinstance(value, tuple) else (value,)
             if not all(within(x) for x in parts if isinstance(x, int | float)):
                 raise ValueError(f"{name}={value} {text}")
+
+
+def require_next_actions(logged: Transition | None, why: str, instead: str) -> None:
+    """Raises ValueError if few steps of ``logged`` data (None: there are none) say which action came next.
+
+    Args:
+      logged: as batches are drawn.
+      why: what asks for next actions.
+      instead: the setting that does not.
+    """
+    if logged is None:
+        return
+    continued = np.asarray(logged.discount) > 0
+    share = np.asarray(logged.has_next_action)[continued].mean() if continued.any() else 1.0
+    if share < 0.5:
+        raise ValueError(
+            f"{why}, and only {share:.0%} of the steps have one (those in no order have none, nor have rollouts in a "
+            f"model, nor chunks after which no whole chunk follows): give {instead}, or steps in order, or shorter "
+            "chunks or returns over fewer steps"
+        )
 
 
 def require_fixed_discount(config: Any) -> None:
