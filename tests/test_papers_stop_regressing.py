@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,9 @@ import pytest
 
 from experiments import studies
 from experiments.papers import stop_regressing as study
+from rl.agents import dqn
 from rl.envs import tabular
+from rl.networks import mlp
 from rl.values import heads
 
 SMALL = study.Settings(seeds=2, phase_steps=200, logged=3000, updates=1500, hidden=32)
@@ -27,6 +30,8 @@ def test_logs_follow_the_world() -> None:
     )
     action = np.asarray(log.action)
     assert (world.transition[state, action, following] > 0).all()
+    pairs = np.bincount(4 * action + np.asarray(log.next_action), minlength=16) / len(action)
+    np.testing.assert_allclose(pairs, 1 / 16, atol=0.015)  # the log's policy knows no state
     noise = np.asarray(log.reward) - world.reward[state, action]
     assert noise.min() >= 0 and noise.max() <= 0.5 and abs(noise.mean() - 0.25) < 0.01
     moved = seen[following, 2:].argmax(-1) == action
@@ -44,12 +49,30 @@ def test_the_control_regresses_the_mean_of_a_softmax() -> None:
     np.testing.assert_allclose(control.loss(outputs, target), error, rtol=1e-6)
 
 
+def test_features_are_what_the_last_layer_reads_and_sarsas_error_is_that_of_uniform_actions() -> None:
+    world, seen = tabular.four_rooms(0.25)
+    network = mlp.action_values(study.SPEC, 1, (8, 8), False, dqn.Config().network)
+    params = network.init(jax.random.key(0), seen)
+    last = params["Dense_2"]
+    outputs = study.features(8, params, jnp.asarray(seen)) @ last["kernel"] + last["bias"]
+    np.testing.assert_allclose(outputs, network.apply(params, seen)[..., 0], atol=1e-6)
+
+    q = np.zeros((len(seen), 4))
+    for _ in range(300):
+        q = world.reward + study.GAMMA * world.transition @ q.mean(-1)
+    every = np.arange(len(q))
+    learner = SimpleNamespace(critics=lambda state, seen, action: (q + state)[every, action][None])
+    errors = [study._error(world, None, learner, 5.0 + wrong, seen, 5.0, sarsa=True) for wrong in (0.0, 0.3)]
+    np.testing.assert_allclose(errors, [0.0, 0.3], atol=1e-5)
+
+
 @pytest.fixture
 def fewer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two heads, and of everything else as little as a study can have."""
     for name, value in {
         "NAMES": ("scalar", "hl_gauss"), "NOISES": (0.0, 1.0), "STICKY": {"sticky": 0.25}, "BIN_COUNTS": (31,),
         "WIDTHS": (0.75,), "RATES": (1e-3, 3e-3), "PHASES": (0.0, 8.0), "TAIL": 20, "OFFSET_STEPS": 50,
+        "LINEAR": (("sticky", 0.0),),
     }.items():  # fmt: skip
         monkeypatch.setattr(study, name, value)
 
@@ -66,6 +89,7 @@ def test_the_study(tmp_path, fewer) -> None:
         result["noise"]["sticky, eta 0"]["scalar"]["error"]["each"]
     )
     text = (tmp_path / "new" / "README.md").read_text()
+    assert set(result["linear"]["sticky, eta 0, squared error"]) == {"scalar", "hl_gauss", "untrained"}
     assert "| hl_gauss |" in text and "## Sticky, eta 1" in text and "## The same without history" in text
     assert {path.name for path in (tmp_path / "new").glob("*.png")} == {
         "plasticity.png", "sticky_error.png", "sticky_return.png"
@@ -143,7 +167,9 @@ def test_errors_under_noise_have_verdicts() -> None:
 
 
 def test_an_unknown_part_is_refused() -> None:
-    with pytest.raises(ValueError, match="--parts: toys is none of plasticity, noise, widths, rates"):
+    with pytest.raises(
+        ValueError, match="--parts: toys is none of plasticity, noise, sarsa, linear, widths, rates"
+    ):
         study.run(study.Settings(parts="toys"))
 
 

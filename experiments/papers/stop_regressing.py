@@ -3,6 +3,8 @@
     python -m experiments.papers.stop_regressing
     python -m experiments.papers.stop_regressing --parts=plasticity --phase_steps=5000 --out=runs/papers/plasticity
     python -m experiments.papers.stop_regressing --parts=rates --out=results/papers/stop_regressing/rates
+    python -m experiments.papers.stop_regressing --parts=noise,sarsa --out=results/papers/stop_regressing/sarsa
+    python -m experiments.papers.stop_regressing --parts=linear --out=results/papers/stop_regressing/linear
 
 - Plasticity (the paper's B.4, figure 17): a network fits targets that jump by 8 from phase to phase. The paper takes
   images of CIFAR-10, here inputs are Gaussian. A large error after a jump need not mean that the network can no longer
@@ -16,6 +18,12 @@
 - Bins and the width of the Gaussian (figure 13), on the same gridworld. Bins are all outputs here, the padding of
   HL-Gauss among them (`rl.values.heads.hl_gauss`), so that a wider Gaussian has fewer and wider bins within the values
   that there are; the paper varies both numbers alone, and its conclusion cannot be tested by these.
+- SARSA (figure 18), which in the paper has no gain from HL-Gauss: the same logs and noises, but targets continue with
+  the logged next action. What is learned are the values of uniform actions; the greedy policy is one step of
+  improvement on them.
+- Frozen features (figure 16): the last hidden layer of each head's double DQN is the input of a linear double DQN,
+  which learns from the same log. Once with the head whose features they are, once with squared error for all, because
+  we do not know which of the two the paper did. Beside them stand the features of a network that has learned nothing.
 - The learning rate, because the paper compares heads at different ones (its tables B.1 to B.3): which head is best at
   its own best rate, chosen on seeds that are not reported.
 
@@ -23,7 +31,8 @@ Beside the heads stands the paper's control, a softmax trained with squared erro
 study C51 is two-hot, for there is no distribution to back up.
 
 In the gridworld the values are known: *error* is the root mean squared error of max_a Q over states, *return* that of
-the greedy policy, exactly evaluated, 0 being uniform actions and 1 the optimum.
+the greedy policy, exactly evaluated, 0 being uniform actions and 1 the optimum. For SARSA *error* is that of Q over
+states and actions.
 """
 
 from __future__ import annotations
@@ -49,7 +58,7 @@ from rl.envs.tabular import MDP
 from rl.networks import mlp
 from rl.replay import dataset
 from rl.replay.dataset import Dataset
-from rl.types import Array, Key, Spec, Transition
+from rl.types import Array, Key, Learner, Spec, State, Transition
 from rl.values import heads
 from rl.values.heads import ValueHead
 
@@ -63,7 +72,7 @@ SUPPORT, OUTPUTS = (-40.0, 40.0), 101
 INPUTS, SIZE = 2048, 64  # inputs and their dimensions
 TAIL = 100  # steps at the end of a phase over which its error is averaged
 OFFSET_STEPS = 600  # in which a network without history fits the offset of the phase before
-PARTS = ("plasticity", "noise", "widths", "rates")
+PARTS = ("plasticity", "noise", "sarsa", "linear", "widths", "rates")
 
 # The gridworld.
 GAMMA = 0.9
@@ -77,6 +86,10 @@ FIGURES = {
 }
 EXPECTED = "ours, expected before any run; the paper's figure 14 is about returns"
 HARD = ("sticky", 1.0)  # where bins, widths and learning rates are varied
+LINEAR = (("sticky", 0.0), HARD)  # where features are frozen
+UNTRAINED = "untrained"  # features of a network that has learned nothing
+ORDER = ("hl_gauss", "c51", "scalar")  # of the heads there, in the paper
+PROBES = ("the same head", "squared error")  # of the linear Q
 HARDEST = f"{HARD[0].capitalize()}, eta {HARD[1]:g}"
 BIN_COUNTS, WIDTHS = (31, 51, 101), (0.5, 0.75, 1.0, 2.0)  # a narrower Gaussian has biased labels
 RATES = (3e-4, 1e-3, 3e-3, 1e-2)
@@ -119,9 +132,19 @@ def run(settings: Settings) -> dict[str, Any]:
                 variants[f"{kind}, eta {eta:g}, {name}"] = studies.Variant(
                     partial(noise, settings, name, kind, eta), chosen
                 )
+        if "sarsa" in parts:
+            for kind, eta in itertools.product(STICKY, NOISES):
+                variants[f"sarsa, {kind}, eta {eta:g}, {name}"] = studies.Variant(
+                    partial(noise, settings, name, kind, eta, sarsa=True), chosen
+                )
         if "rates" in parts:
             variants[f"rates, {name}"] = studies.Variant(
                 partial(learning_rates, settings, name), {**chosen, "rates": RATES}
+            )
+    if "linear" in parts:
+        for (kind, eta), probe, name in itertools.product(LINEAR, PROBES, (*NAMES, UNTRAINED)):
+            variants[f"linear, {kind}, eta {eta:g}, {probe}, {name}"] = studies.Variant(
+                partial(frozen, settings, name, probe, kind, eta), chosen
             )
     if "widths" in parts:
         for bins, width in itertools.product(BIN_COUNTS, WIDTHS):
@@ -136,6 +159,16 @@ def run(settings: Settings) -> dict[str, Any]:
         rows |= {"plasticity": of_heads("plasticity"), "fresh": of_heads("fresh")}
     if "noise" in parts:
         rows["noise"] = {place: of_heads(place) for place in places}
+    if "sarsa" in parts:
+        rows["sarsa"] = {place: of_heads(f"sarsa, {place}") for place in places}
+    if "linear" in parts:
+        rows["linear"] = {
+            f"{kind}, eta {eta:g}, {probe}": {
+                name: outcomes[f"linear, {kind}, eta {eta:g}, {probe}, {name}"]
+                for name in (*NAMES, UNTRAINED)
+            }
+            for (kind, eta), probe in itertools.product(LINEAR, PROBES)
+        }
     if "widths" in parts:
         rows["widths"] = {name: row for name, row in outcomes.items() if " bins, width " in name}
     if "rates" in parts:
@@ -238,9 +271,18 @@ def _phases(errors: np.ndarray) -> list[dict[str, Any]]:
 Agent = Callable[[MDP, Array, Array, Array, Key], dict[str, Array]]
 
 
-def noise(settings: Settings, name: str, kind: str, eta: float, work: studies.Work) -> dict[str, Any]:
+def noise(
+    settings: Settings, name: str, kind: str, eta: float, work: studies.Work, sarsa: bool = False
+) -> dict[str, Any]:
     """One head with this much chance in rewards and dynamics."""
-    return learn(settings, _agent(settings, name), kind, eta)
+    return learn(settings, _agent(settings, name, sarsa), kind, eta)
+
+
+def frozen(
+    settings: Settings, name: str, probe: str, kind: str, eta: float, work: studies.Work
+) -> dict[str, Any]:
+    """A linear Q on the features that double DQN with one head has learned."""
+    return learn(settings, _probe(settings, name, probe), kind, eta)
 
 
 def learning_rates(settings: Settings, name: str, work: studies.Work) -> dict[str, Any]:
@@ -258,9 +300,17 @@ def widths(settings: Settings, bins: int, width: float, work: studies.Work) -> d
 
 
 @functools.cache
-def _agent(settings: Settings, name: str) -> Agent:
+def _agent(settings: Settings, name: str, sarsa: bool = False) -> Agent:
     """One program for all noises and learning rates."""
-    return agent(settings, make(name, *VALUES, BINS))
+    return agent(settings, make(name, *VALUES, BINS), sarsa=sarsa)
+
+
+@functools.cache
+def _probe(settings: Settings, name: str, probe: str) -> Agent:
+    """One program for all noises."""
+    learned = name != UNTRAINED
+    head = make(name if learned else "scalar", *VALUES, BINS)
+    return agent(settings, head, probe=head if probe == PROBES[0] else heads.scalar(), learned=learned)
 
 
 def learn(
@@ -273,31 +323,94 @@ def learn(
     return {name: statistics.summary(x) for name, x in scores.items()}
 
 
-def agent(settings: Settings, head: ValueHead) -> Agent:
-    """Double DQN with ``head``: logs, learns and is scored, in one program."""
+def agent(
+    settings: Settings,
+    head: ValueHead,
+    *,
+    sarsa: bool = False,
+    probe: ValueHead | None = None,
+    learned: bool = True,
+) -> Agent:
+    """Double DQN with ``head``: logs, learns and is scored, in one program.
+
+    Args:
+      settings: of its size and length.
+      head: of its values.
+      sarsa: continue with the logged next action.
+      probe: of a linear Q on its features, which is scored in its place.
+      learned: False: its features are those of its initial weights.
+    """
+    config = dqn.Config(discount=GAMMA, target_rate=0.02, hidden=(settings.hidden,) * 2, sarsa=sarsa)
+
+    def fit(config: dqn.Config, spec: Spec, head: ValueHead, log: Dataset, keys: Key, updates: int) -> Any:
+        learner = dqn.make(config, spec, head)
+        epoch = train.scan_updates(learner.update, dataset.sampler(128), updates)
+        state, _ = epoch(learner.init(keys[0], dataset.take(log, jnp.arange(1))), log, keys[1])
+        return learner, state
 
     def one(world: MDP, best: Array, seen: Array, eta: Array, rate: Array, key: Key) -> tuple[Array, Array]:
         keys = jax.random.split(key, 3)
         log = logged(world, seen, eta, settings.logged, keys[0])
-        config = dqn.Config(discount=GAMMA, target_rate=0.02, hidden=(settings.hidden,) * 2)
-        learner = dqn.make(dataclasses.replace(config, learning_rate=rate), SPEC, head)
-        epoch = train.scan_updates(learner.update, dataset.sampler(128), settings.updates)
-        state, _ = epoch(learner.init(keys[1], dataset.take(log, jnp.arange(1))), log, keys[2])
+        chosen = dataclasses.replace(config, learning_rate=rate)
+        learner, state = fit(chosen, SPEC, head, log, keys[1:], settings.updates if learned else 0)
+        if probe is not None:
+            see = functools.partial(features, settings.hidden, state.params["q"])
+            log, seen = over(log, see), see(seen)
+            linear = dataclasses.replace(chosen, hidden=())
+            again = jax.vmap(lambda key: jax.random.fold_in(key, 1))(keys[1:])
+            spec = SPEC._replace(observation_shape=(settings.hidden,))
+            learner, state = fit(linear, spec, probe, log, again, settings.updates)
         policy = jax.nn.one_hot(learner.act(state, seen, keys[2]), SPEC.action_size)
-        assert learner.value is not None
         # The noise adds the same to all values, and changes no policy.
-        error = learner.value(state, seen, keys[2]) - best - eta / 2 / (1 - GAMMA)
-        return jnp.sqrt(jnp.square(error).mean()), world.start @ tabular.evaluate(world, policy, GAMMA)
+        offset = eta / 2 / (1 - GAMMA)
+        error = _error(world, best, learner, state, seen, offset, sarsa)
+        return error, world.start @ tabular.evaluate(world, policy, GAMMA)
 
     @jax.jit
     def every(world: MDP, seen: Array, eta: Array, rate: Array, keys: Key) -> dict[str, Array]:
         best = robust_vi.value_iteration(world, GAMMA).value
-        uniform = jnp.full((len(seen), SPEC.action_size), 1 / SPEC.action_size)
-        low, high = world.start @ tabular.evaluate(world, uniform, GAMMA), world.start @ best
+        low, high = world.start @ tabular.evaluate(world, _uniform(world), GAMMA), world.start @ best
         error, earned = jax.lax.map(lambda key: one(world, best, seen, eta, rate, key), keys)
         return {"error": error, "return": (earned - low) / (high - low)}
 
     return every
+
+
+def _uniform(world: MDP) -> Array:
+    """The policy [S, A] of the logs."""
+    return jnp.full(world.reward.shape, 1 / SPEC.action_size)
+
+
+def _error(
+    world: MDP, best: Array, learner: Learner, state: State, seen: Array, offset: Array, sarsa: bool
+) -> Array:
+    """Root mean squared, of max Q against ``best`` [S], or for SARSA of Q against that of uniform actions, []."""
+    if not sarsa:
+        assert learner.value is not None
+        values = learner.value(state, seen, jax.random.key(0))  # it draws nothing
+        return jnp.sqrt(jnp.square(values - best - offset).mean())
+    assert learner.critics is not None
+    q = [learner.critics(state, seen, jnp.full(len(seen), action))[0] for action in range(SPEC.action_size)]
+    expected = world.reward + GAMMA * world.transition @ tabular.evaluate(world, _uniform(world), GAMMA)
+    return jnp.sqrt(jnp.square(jnp.stack(q, -1) - expected - offset).mean())
+
+
+def features(width: int, params: Any, seen: Array) -> Array:
+    """The last hidden layer [..., width] of an agent's network, whose parameters these are."""
+    trunk = mlp.state_value(
+        width, (width,)
+    )  # all of its layers but the last, and so without the last activation
+    return jax.nn.relu(trunk.apply({name: params[name] for name in ("Dense_0", "Dense_1")}, seen))
+
+
+def over(log: Dataset, see: Callable[[Array], Array]) -> Dataset:
+    """The log with observations as ``see`` has them."""
+    steps = log.transitions
+    return log._replace(
+        transitions=steps._replace(
+            observation=see(steps.observation), next_observation=see(steps.next_observation)
+        )
+    )
 
 
 def logged(world: MDP, seen: Array, eta: Array, count: int, key: Key) -> Dataset:
@@ -314,8 +427,8 @@ def logged(world: MDP, seen: Array, eta: Array, count: int, key: Key) -> Dataset
         reward=world.reward[state, action] + eta * jax.random.uniform(keys[3], (count,)),
         discount=jnp.ones(count),
         next_observation=seen[following],
-        next_action=action,
-        has_next_action=jnp.zeros(count),
+        next_action=jax.random.randint(jax.random.fold_in(key, 0), (count,), 0, SPEC.action_size),
+        has_next_action=jnp.ones(count),
     )
     return Dataset(steps, jnp.ones(count, bool))
 
@@ -376,6 +489,8 @@ def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
             yield studies.Claim(text, source, gain, studies.positive)
     if "fresh" in result:
         yield from _history_claims(phases, result["fresh"])
+    yield from _sarsa_claims(result.get("sarsa", {}), noise)
+    yield from _linear_claims(result.get("linear", {}))
     loudest = f"eta {max(NOISES):g}"
     errors = {f"{place}, one learning rate": by for place, by in noise.items() if place.endswith(loudest)}
     if "rates" in result:
@@ -389,6 +504,27 @@ def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
         lost = {name: quiet[name]["return"]["each"] - loud[name]["return"]["each"] for name in quiet}
         text = f"four rooms, {kind}: noise takes less return from HL-Gauss than from a scalar (difference)"
         yield studies.Claim(text, PAPER + "figure 14", lost["scalar"] - lost["hl_gauss"], studies.positive)
+
+
+def _sarsa_claims(sarsa: Mapping[str, Any], noise: Mapping[str, Any]) -> Iterator[studies.Claim]:
+    """HL-Gauss against the squared error, and how far its lead is that of double DQN."""
+    lead = lambda by: by["hl_gauss"]["return"]["each"] - by["scalar"]["return"]["each"]
+    for place, by in sarsa.items():
+        text = f"four rooms, SARSA, {place}: HL-Gauss returns more than scalar (difference)"
+        yield studies.Claim(text, PAPER + "figure 18: they perform comparably", lead(by), studies.positive)
+    for place in sarsa.keys() & noise.keys():
+        text = f"four rooms, {place}: HL-Gauss leads a scalar by less with SARSA than with double DQN (difference)"
+        less = lead(noise[place]) - lead(sarsa[place])
+        yield studies.Claim(text, PAPER + "figure 18", less, studies.positive)
+
+
+def _linear_claims(linear: Mapping[str, Any]) -> Iterator[studies.Claim]:
+    """The paper's order of the heads whose features are frozen."""
+    for place, by in linear.items():
+        for better, worse in itertools.combinations([name for name in ORDER if name in by], 2):
+            text = f"four rooms, {place}: a linear Q returns more on features of {better} than of {worse} (difference)"
+            gain = by[better]["return"]["each"] - by[worse]["return"]["each"]
+            yield studies.Claim(text, PAPER + "figure 16", gain, studies.positive)
 
 
 def _history_claims(phases: Mapping[str, Any], fresh: Mapping[str, Any]) -> Iterator[studies.Claim]:
@@ -426,7 +562,11 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
         )
         yield _phase_table(result["fresh"])
     if "noise" in result:
-        yield from _noise_report(result["noise"])
+        yield from _score_tables("Four rooms", "max Q", result["noise"])
+    if "sarsa" in result:
+        yield from _score_tables("SARSA in four rooms", "Q", result["sarsa"])
+    if "linear" in result:
+        yield from _score_tables("A linear Q on frozen features", "max Q", result["linear"])
     if "rates" in result:
         yield from _rates_report(result["rates"])
     if "widths" in result:
@@ -438,16 +578,14 @@ def _phase_table(rows: Mapping[str, Any]) -> str:
     return studies.table(("head", *(f"b = {b:g}" for b in PHASES)), phases)
 
 
-def _noise_report(noise: Mapping[str, Any]) -> Iterator[str]:
-    settings_of = list(noise)
-    for what, title in (("error", "error of max Q"), ("return", "return of the greedy policy")):
-        yield f"## Four rooms: {title}"
+def _score_tables(title: str, values: str, by_place: Mapping[str, Any]) -> Iterator[str]:
+    """The errors and the returns of all heads in all places."""
+    names = list(next(iter(by_place.values())))
+    for what, of in (("error", f"error of {values}"), ("return", "return of the greedy policy")):
+        yield f"## {title}: {of}"
         yield studies.table(
-            ("head", *settings_of),
-            [
-                (name, *(studies.plus_minus(noise[place][name][what]) for place in settings_of))
-                for name in NAMES
-            ],
+            ("head", *by_place),
+            [(name, *(studies.plus_minus(by[name][what]) for by in by_place.values())) for name in names],
         )
 
 
