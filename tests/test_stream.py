@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from enum import IntFlag
 from typing import Any
 
 import gymnasium
@@ -159,9 +161,35 @@ def test_an_environment_inside_another_is_put_back_with_it() -> None:
         snapshot.take(Odd([running.unwrapped]))
 
 
-@pytest.mark.parametrize("memory", [object(), {1: 2}, np.array([None])], ids=["object", "dict", "array"])
-def test_what_cannot_be_written_down_is_named(memory: Any) -> None:
-    with pytest.raises(snapshot.NoSnapshot, match=r"Odd\.memory is "):
+def test_an_object_in_two_places_and_the_generator_of_a_space_stay_what_they_were() -> None:
+    """Two copies of one generator, or of one array, would part ways after the snapshot."""
+    running, other = Odd(np.zeros(2)), Odd(None)
+    running.bodies, running.random = [running.memory, [1.0]], running.np_random
+    running.bodies.append(running.bodies)
+    other.bodies = other.random = None
+    for one in (running, other):
+        parts = [gymnasium.spaces.Box(-1, 1, (1,)), gymnasium.spaces.Discrete(9)]
+        one.observation_space = gymnasium.spaces.Tuple(parts)
+    running.observation_space.seed(3)
+    running.observation_space.sample()
+    snapshot.put(other, json.loads(json.dumps(snapshot.take(running))))
+    assert other.bodies[0] is other.memory and other.bodies[2] is other.bodies
+    assert other.random is other.np_random and other.random.random() == running.random.random()
+    np.testing.assert_equal(other.observation_space.sample(), running.observation_space.sample())
+
+
+@pytest.mark.parametrize(
+    ("memory", "what"),
+    [
+        *((object(), "is builtins.object"), ({1: 2}, "is builtins.dict"), (np.array([None]), "is an array")),
+        *((Counter(a=2), "is collections.Counter"), (IntFlag("Phase", "A")(1), r"is .*\.Phase")),
+        (np.random.default_rng(0).normal, "is builtins.method"),
+        ([parts := np.zeros(4), parts[2:]], r"shares memory with Odd\.memory"),
+    ],
+    ids=["object", "dict", "array", "counter", "enum", "method", "view"],
+)
+def test_what_cannot_be_written_down_is_named(memory: Any, what: str) -> None:
+    with pytest.raises(snapshot.NoSnapshot, match=rf"Odd\.memory {what}"):
         snapshot.take(Odd(memory))
 
 

@@ -1,8 +1,9 @@
 """The whole state of an environment as JSON, so that a run can stop in the middle of an episode and go on.
 
 Possible where everything that an environment and its wrappers remember is plain: numbers, text, NumPy arrays and
-generators, containers of these, and the state of a MuJoCo simulation or of an Atari console. Classic control, the
-MuJoCo tasks, Adroit and OGBench's mazes are such. Others (OGBench's manipulation tasks) say what stands in the way.
+generators, containers of these, and the state of a MuJoCo simulation or of an Atari console. An object may stand in
+several places, but no array may be a part of another. Classic control, the MuJoCo tasks, Adroit and OGBench's mazes are
+such. Others (OGBench's manipulation tasks) say what stands in the way.
 """
 
 from __future__ import annotations
@@ -22,12 +23,9 @@ Snapshot = list[dict[str, Any]]
 # What an environment is made of, and does not change from step to step; environments have a layer of their own.
 _PARTS = (
     gymnasium.Env,
-    gymnasium.Space,
     gymnasium.envs.registration.EnvSpec,
     type,
-    types.BuiltinFunctionType,
     types.FunctionType,
-    types.MethodType,
     types.ModuleType,
 )
 _PART_NAMES = ("MjvCamera", "MujocoModelNames", "MujocoRenderer")
@@ -44,14 +42,19 @@ def take(env: gymnasium.Env) -> Snapshot:
     Raises:
       NoSnapshot: see the module's docstring.
     """
-    return [
+    layers, encoder = _layers(env), _Encoder()
+    snapshot = [
         {
-            name: _encode(value, f"{type(layer).__name__}.{name}")
+            name: encoder.attribute(value, f"{type(layer).__name__}.{name}")
             for name, value in vars(layer).items()
             if not _is_part(name, value)
         }
-        for layer in _layers(env)
+        for layer in layers
     ]
+    encoder.check_memory(
+        [value for layer in layers for value in vars(layer).values() if _kind(value) == "MjData"]
+    )
+    return snapshot
 
 
 def put(env: gymnasium.Env, snapshot: Snapshot) -> None:
@@ -60,7 +63,7 @@ def put(env: gymnasium.Env, snapshot: Snapshot) -> None:
     Raises:
       ValueError: it was taken of an environment of another make.
     """
-    layers = _layers(env)
+    layers, decoder = _layers(env), _Decoder()
     if len(layers) != len(snapshot):
         raise ValueError(f"the snapshot is of {len(snapshot)} layers, the environment has {len(layers)}")
     for layer, attributes in zip(layers, snapshot, strict=True):
@@ -68,8 +71,11 @@ def put(env: gymnasium.Env, snapshot: Snapshot) -> None:
             old = getattr(layer, name, None)
             if _kind(old) in _SIMULATORS:
                 _SIMULATORS[_kind(old)][1](old, value)
+            elif isinstance(old, gymnasium.Space):
+                for space, generator in zip(_spaces(old), value["spaces"], strict=True):
+                    space._np_random = decoder.decode(generator)
             else:
-                setattr(layer, name, _decode(value))
+                setattr(layer, name, decoder.decode(value))
 
 
 def _layers(env: gymnasium.Env) -> list[gymnasium.Env]:
@@ -89,7 +95,25 @@ def _layers(env: gymnasium.Env) -> list[gymnasium.Env]:
 
 
 def _is_part(name: str, value: Any) -> bool:
+    if isinstance(value, types.MethodType | types.BuiltinFunctionType):
+        # A generator's, say, is bound to the one that was there before `put`.
+        return value.__self__ is None or _is_part("", value.__self__)
     return name in _FIXED or isinstance(value, _PARTS) or type(value).__name__ in _PART_NAMES
+
+
+def _spaces(space: gymnasium.Space) -> list[gymnasium.Space]:
+    """``space`` and those that it is made of."""
+    found = [space]
+    for value in vars(space).values():
+        items = (
+            value.values()
+            if isinstance(value, dict)
+            else value
+            if isinstance(value, list | tuple)
+            else [value]
+        )
+        found += [part for item in items if isinstance(item, gymnasium.Space) for part in _spaces(item)]
+    return found
 
 
 def _kind(value: Any) -> str:
@@ -99,25 +123,58 @@ def _kind(value: Any) -> str:
 # ---- plain values -------------------------------------------------------------------------------------------------
 
 
-def _encode(value: Any, where: str) -> Any:
-    if isinstance(value, np.ndarray | np.generic):  # first: NumPy's float64 is a float too
-        return _encode_array(np.asarray(value), "array" if isinstance(value, np.ndarray) else "scalar", where)
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, np.random.Generator):
-        return {"generator": _encode(value.bit_generator.state, where)}
-    if isinstance(value, np.random.BitGenerator):
-        return {"bits": _encode(value.state, where)}
-    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-        return {"dict": {key: _encode(item, where) for key, item in value.items()}}
-    if type(value) in _CONTAINERS.values():
-        return {
-            _kind(value): [_encode(item, where) for item in value],
-            "most": getattr(value, "maxlen", None),
-        }
-    if _kind(value) in _SIMULATORS:
-        return _SIMULATORS[_kind(value)][0](value)
-    raise NoSnapshot(f"{where} is {type(value).__module__}.{_kind(value)}")
+class _Encoder:
+    """Values as JSON; an object that is met again is a reference to where it was met first."""
+
+    def __init__(self) -> None:
+        self._objects: list[Any] = []  # that can change, in the order of their numbers
+        self._arrays: list[tuple[str, np.ndarray]] = []
+
+    def attribute(self, value: Any, where: str) -> Any:
+        """An environment's attribute: these alone are what `put` brings to a state in place."""
+        if isinstance(value, gymnasium.Space):
+            return {"spaces": [self.encode(part._np_random, where) for part in _spaces(value)]}
+        if _kind(value) in _SIMULATORS:
+            return _SIMULATORS[_kind(value)][0](value)
+        return self.encode(value, where)
+
+    def encode(self, value: Any, where: str) -> Any:
+        if isinstance(value, np.generic):  # first: NumPy's float64 is a float too
+            return _encode_array(np.asarray(value), "scalar", where)
+        if value is None or type(value) in (bool, int, float, str):
+            return value
+        if type(value) is tuple:
+            return {"tuple": [self.encode(item, where) for item in value]}
+        for number, other in enumerate(self._objects):
+            if value is other:
+                return {"same": number}
+        self._objects.append(value)
+        return {"number": len(self._objects) - 1, **self._object(value, where)}
+
+    def _object(self, value: Any, where: str) -> dict[str, Any]:
+        if isinstance(value, np.ndarray):
+            self._arrays.append((where, value))
+            return _encode_array(value, "array", where)
+        if isinstance(value, np.random.Generator):
+            return {"generator": self.encode(value.bit_generator, where)}
+        if isinstance(value, np.random.BitGenerator):
+            return {"bits": self.encode(value.state, where)}
+        if type(value) is dict and all(type(key) is str for key in value):
+            return {"dict": {key: self.encode(item, where) for key, item in value.items()}}
+        if type(value) in (list, deque):
+            items = [self.encode(item, where) for item in value]
+            return {_kind(value): items, "most": getattr(value, "maxlen", None)}
+        raise NoSnapshot(f"{where} is {type(value).__module__}.{_kind(value)}")
+
+    def check_memory(self, simulations: list[Any]) -> None:
+        """Raises NoSnapshot if a part of one array is another one: `put` would make two of them."""
+        of_simulations = [
+            ("a part of MjData", array) for data in simulations for array in _mujoco_arrays(data).values()
+        ]
+        for number, (where, array) in enumerate(self._arrays):
+            for other, shared in self._arrays[:number] + of_simulations:
+                if np.may_share_memory(array, shared) and np.shares_memory(array, shared):
+                    raise NoSnapshot(f"{where} shares memory with {other}")
 
 
 def _encode_array(array: np.ndarray, kind: str, where: str = "") -> dict[str, Any]:
@@ -130,32 +187,56 @@ def _encode_array(array: np.ndarray, kind: str, where: str = "") -> dict[str, An
     }
 
 
-def _decode(value: Any) -> Any:
-    if not isinstance(value, dict):
-        return value
-    if "array" in value or "scalar" in value:
-        data = base64.b64decode(value["array"] if "array" in value else value["scalar"])
-        array = np.frombuffer(data, value["type"]).reshape(value["shape"]).copy()
-        return array if "array" in value else array[()]
-    if "generator" in value:
-        return np.random.Generator(_bits(value["generator"]))
-    if "bits" in value:
-        return _bits(value["bits"])
-    if "dict" in value:
-        return {key: _decode(item) for key, item in value["dict"].items()}
-    (name,) = value.keys() & _CONTAINERS.keys()
-    items = [_decode(item) for item in value[name]]
-    return deque(items, value["most"]) if name == "deque" else _CONTAINERS[name](items)
+class _Decoder:
+    """What an `_Encoder` has written, and snapshots of older versions, in which nothing is met again."""
+
+    def __init__(self) -> None:
+        self._objects: dict[int, Any] = {}  # by their numbers
+
+    def decode(self, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        if "same" in value:
+            return self._objects[value["same"]]
+        if "scalar" in value:
+            return _decode_array(value, "scalar")[()]
+        if "tuple" in value:
+            return tuple(self.decode(item) for item in value["tuple"])
+        whole, fill = self._object(value)
+        if "number" in value:
+            self._objects[value["number"]] = whole
+        fill()  # afterwards: a list may hold itself
+        return whole
+
+    def _object(self, value: dict[str, Any]) -> tuple[Any, Callable[[], Any]]:
+        """An object, and what fills it."""
+        if "array" in value:
+            return _decode_array(value, "array"), lambda: None
+        if "generator" in value:
+            bits = self.decode(value["generator"])
+            return np.random.Generator(
+                bits if isinstance(bits, np.random.BitGenerator) else _bits(bits)
+            ), lambda: None
+        if "bits" in value:
+            return _bits(self.decode(value["bits"])), lambda: None
+        if "dict" in value:
+            whole: Any = {}
+            return whole, lambda: whole.update(
+                {key: self.decode(item) for key, item in value["dict"].items()}
+            )
+        name = "list" if "list" in value else "deque"
+        items: Any = [] if name == "list" else deque(maxlen=value["most"])
+        return items, lambda: items.extend(self.decode(item) for item in value[name])
 
 
-def _bits(encoded: Any) -> np.random.BitGenerator:
-    state = _decode(encoded)
+def _decode_array(value: dict[str, Any], kind: str) -> np.ndarray:
+    return np.frombuffer(base64.b64decode(value[kind]), value["type"]).reshape(value["shape"]).copy()
+
+
+def _bits(state: Any) -> np.random.BitGenerator:
     bits = getattr(np.random, state["bit_generator"])()
     bits.state = state
     return bits
-
-
-_CONTAINERS: dict[str, Callable[..., Any]] = {"list": list, "tuple": tuple, "deque": deque}
 
 
 # ---- simulators ----------------------------------------------------------------------------------------------------
@@ -173,16 +254,20 @@ def _encode_model(model: Any) -> dict[str, Any]:
 
 def _put_model(model: Any, saved: dict[str, Any]) -> None:
     for name, value in saved.items():
-        getattr(model, name)[...] = _decode(value)
+        getattr(model, name)[...] = _decode_array(value, "array")
 
 
 def _encode_mujoco(data: Any) -> dict[str, Any]:
     """Time and every array, those included that a step computes and the next one reads (an Ant's position)."""
-    arrays = {name: value for name in dir(data) if isinstance(value := getattr(data, name), np.ndarray)}
     return {
         "time": data.time,
-        **{name: _encode_array(value, "array") for name, value in arrays.items() if name[0] != "_"},
+        **{name: _encode_array(value, "array") for name, value in _mujoco_arrays(data).items()},
     }
+
+
+def _mujoco_arrays(data: Any) -> dict[str, np.ndarray]:
+    arrays = {name: value for name in dir(data) if isinstance(value := getattr(data, name), np.ndarray)}
+    return {name: value for name, value in arrays.items() if name[0] != "_"}
 
 
 def _put_mujoco(data: Any, saved: dict[str, Any]) -> None:
@@ -190,7 +275,7 @@ def _put_mujoco(data: Any, saved: dict[str, Any]) -> None:
     for name, value in saved.items():
         # Lists of contacts and constraints differ in length from step to step; a step makes them anew.
         if name != "time" and getattr(data, name).shape == tuple(value["shape"]):
-            getattr(data, name)[...] = _decode(value)
+            getattr(data, name)[...] = _decode_array(value, "array")
 
 
 def _encode_atari(console: Any) -> dict[str, Any]:
