@@ -41,7 +41,8 @@ def gaussian(low: float | None, high: float | None, size: int) -> ValueHead:
         average = lambda x: (weights * x).sum(-1)
         centre = average(mean)
         deviation = jnp.sqrt(average(variance + jnp.square(mean - centre[..., None])))
-        return jnp.stack([centre, jnp.log(jnp.expm1(deviation - LEAST))], -1)
+        excess = deviation - LEAST  # of which softplus is undone, without overflow
+        return jnp.stack([centre, excess + jnp.log(-jnp.expm1(-excess))], -1)
 
     def clipped(reward: Array, *_: Any) -> Array:
         return jnp.zeros(reward.shape)

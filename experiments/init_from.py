@@ -218,6 +218,12 @@ def _check_agent(settings: Any, card: Mapping[str, Any]) -> None:
             f"--init_from={settings.init_from} holds {there}: give --agent={there['agent']} --head={there['head']} "
             f"and at most --seeds={there['seeds']}"
         )
+    size = card["settings"].get("head_size", settings.head_size)
+    if settings.head != "scalar" and size != settings.head_size:
+        raise ValueError(
+            f"--init_from={settings.init_from} has a head of {size} outputs: give --head_size={size}, not "
+            f"{settings.head_size}"
+        )
 
 
 def _check_discounts(settings: Any, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -233,7 +239,7 @@ def _check_discounts(settings: Any, was: Mapping[str, Any], now: Mapping[str, An
 def _check_networks(settings: Any, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raises ValueError if the run's networks compute something else with parameters of the same shapes."""
     function = _FUNCTION + _FUNCTION_OF.get(settings.agent, ())
-    if wrong := [name for name in function if name in was and was[name] != now[name]]:
+    if wrong := [name for name in function if name in was and was[name] != now.get(name)]:
         flags = " ".join(f"--agent.{name}={was[name]}" for name in wrong)
         raise ValueError(
             f"--init_from={settings.init_from} has networks of other functions, whose parameters mean something else "

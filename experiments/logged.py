@@ -69,7 +69,13 @@ def floats(sweep: Mapping[str, Any] | None) -> dict[str, list[float]]:
 
 
 def variants(config: Any, sweep: Mapping[str, Sequence[float]]) -> list[Any]:
-    """The hyper-parameters of every run of a sweep."""
+    """The hyper-parameters of every run of a sweep.
+
+    Raises:
+      ValueError: a field that cannot be swept.
+    """
+    for name in sweep:
+        train.check_field(config, name)
     return [dataclasses.replace(config, **values) for values in parameters(sweep) or ({},)]
 
 

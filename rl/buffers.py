@@ -353,6 +353,8 @@ def prioritised_memory(
         batch = source.of_origin(view.transitions(memory.ring, slots, drawn[1]), source.ONLINE)
         weight = prioritised.weights(memory, slots, correction)
         state, metrics, priority = weighted(carried.state, batch, weight, key)
+        # One that is negative is found as a metric that is not finite (`train.check_finite`).
+        metrics = {**metrics, "priority": jnp.where(priority >= 0, priority, jnp.nan).mean()}
         memory = prioritised.update(memory, slots, (priority + 1e-10) ** exponent)
         return _Prioritised(state, memory.tree, memory.highest), metrics
 

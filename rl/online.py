@@ -182,7 +182,9 @@ def choose_actions(
     def one(state: State, memory: Any, seen: Any, first: Array, key: Key) -> tuple[Array, Any]:
         key = jax.random.fold_in(key, carry.time)
         if not random:
-            return explorer.act(state, memory, seen, first, key)
+            action, memory = explorer.act(state, memory, seen, first, key)
+            # As environments clip them: what is stored is what was done.
+            return action if spec.discrete else jnp.clip(action, -1.0, 1.0), memory
         # The policy, whose actions these are not, remembers nothing of them.
         memory = explorer.start(state, seen)
         shape = nest.leading(seen, spec.observation_shape)

@@ -249,7 +249,7 @@ def population(
     check_sweep(sweep or {})
     hypers = {name: jnp.asarray(values) for name, values in (sweep or {}).items()}
     for name in hypers:
-        _check_field(config, name)
+        check_field(config, name)
     if isinstance(sample, Configured):
         _check_settings(config, hypers, dict(sample.settings), "the source draws")
 
@@ -311,7 +311,7 @@ def _declared(config: Any, name: str) -> str:
     return {field.name: str(field.type) for field in dataclasses.fields(config)}.get(name, "")
 
 
-def _check_field(config: Any, name: str) -> None:
+def check_field(config: Any, name: str) -> None:
     """Raises ValueError if a field of the config cannot be swept in one program."""
     if can_be_swept(config, name):
         return
@@ -507,4 +507,6 @@ def check_finite(report: Report) -> None:
     names = sorted(name for name, steps in bad.items() if steps.min() == first)
     seeds = sorted({int(s) for steps in bad.values() for s in np.flatnonzero(steps != NEVER)})
     remedy = AGAINST_DIVERGENCE if first else _FROM_THE_START
+    if names == ["priority"]:
+        remedy = "the priorities that the learner's `weighted` returns must be finite and at least 0"
     raise Diverged(f"{', '.join(names)} not finite at update {first} (seeds {seeds}): {remedy}")

@@ -103,7 +103,7 @@ class Learner(NamedTuple):
     # (state, [..., *observation], key) -> like act: how it collects its own experience
     explore: Callable[[State, Any, Key], Array] | None = None
     # (state, batch [B], weights [B], key) -> state, metrics, priorities [B]: an update by weighted rows, and how much
-    # each is worth another look (how far it was from its target: `rl.values.heads.divergence`)
+    # each is worth another look, at least 0 (how far it was from its target: `rl.values.heads.divergence`)
     weighted: Callable[[State, Transition, Array, Key], tuple[State, Metrics, Array]] | None = None
     # (state, [..., *observation], action [..., D] or [...]) -> [E, ...]: what each critic says of an action
     critics: Callable[[State, Any, Array], Array] | None = None

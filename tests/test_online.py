@@ -221,7 +221,7 @@ def test_the_replay_is_written_in_place(keep: Any) -> None:
 @pytest.mark.parametrize("random", [False, True])
 def test_every_action_has_draws_of_its_own(random: bool) -> None:
     """Those of each step, seed and environment, whether the policy draws them or nobody does."""
-    noisy = lambda state, seen, key: jax.random.normal(key, (*seen.shape[:-1], 1))
+    noisy = lambda state, seen, key: 0.1 * jax.random.normal(key, (*seen.shape[:-1], 1))
     learner = counter()._replace(explore=noisy)
     replay = buffers.uniform(learner, buffers.steps(environments=2), 10, 4)
     loop = compiled.loop(learner, Spec((3,), 1), replay, jax.random.split(jax.random.key(0), 2), 2)
@@ -232,6 +232,17 @@ def test_every_action_has_draws_of_its_own(random: bool) -> None:
         carry, action = loop.step(carry, step, None, 0, random)
         actions.append(np.asarray(action))
     assert len(np.unique(actions)) == 3 * 2 * 2
+
+
+def test_actions_beyond_their_box_are_remembered_as_the_environment_takes_them() -> None:
+    far = lambda state, seen, key: jnp.full((*seen.shape[:-1], 2), jnp.array([50.0, -50.0]))
+    replay = buffers.uniform(counter(), buffers.steps(), 10, 4)
+    loop = compiled.loop(
+        counter()._replace(explore=far), Spec((3,), 2), replay, jax.random.split(jax.random.key(0), 1)
+    )
+    carry, action = loop.begin(loop.init(), np.zeros((1, 1, 3), np.float32), False)
+    np.testing.assert_array_equal(action, [[[1.0, -1.0]]])
+    np.testing.assert_array_equal(carry.action, action)
 
 
 @pytest.mark.parametrize(

@@ -157,7 +157,7 @@ def test_the_loop_draws_by_powers_of_priorities_and_takes_their_bias_out() -> No
     def weighted(state: State, batch: Transition, weight: Any, key: Any) -> tuple[State, Any, Any]:
         even = weight * batch.reward**0.5  # constant with exponent 0.5 and correction 1
         seen = {"least": even.min(), "most": even.max()}
-        return state._replace(step=state.step + 1), seen, batch.reward
+        return state._replace(step=state.step + 1), seen, state.params["sign"] * batch.reward
 
     learner = Learner(lambda *_: None, lambda *_: None, lambda *_: None, weighted=weighted)
     replay = buffers.prioritised_memory(learner, buffers.steps(), 4, 64, exponent=0.5, correction=1.0)
@@ -166,9 +166,10 @@ def test_the_loop_draws_by_powers_of_priorities_and_takes_their_bias_out() -> No
     rows = ring.Row(row, row, reward, np.ones(4, np.float32), row, np.ones(4, bool))
 
     @jax.jit
-    def run(key: jax.Array) -> tuple[Any, Any]:
+    def run(key: jax.Array, sign: int = 1) -> tuple[Any, Any]:
         memory = replay.insert(replay.empty(jax.tree.map(lambda x: x[0], rows)), rows)
-        state, (rest, marks) = State({}, {}, {}, jnp.zeros((), jnp.int32)), replay.split(memory)
+        state = State({"sign": sign}, {}, {}, jnp.zeros((), jnp.int32))
+        rest, marks = replay.split(memory)
         state, marks, _ = replay.learn(1)(state, rest, marks, None, key)
         report = replay.learn(1)(state, rest, marks, None, key)[2]
         return prioritised.priorities(marks[0], jnp.arange(4)), report.metrics
@@ -176,6 +177,8 @@ def test_the_loop_draws_by_powers_of_priorities_and_takes_their_bias_out() -> No
     priority, metrics = jax.device_get(run(KEY))
     np.testing.assert_allclose(priority, reward**0.5, rtol=1e-5)
     np.testing.assert_allclose(metrics["least"], metrics["most"], rtol=1e-5)
+    priority, metrics = jax.device_get(run(KEY, -1))  # of which no power can be drawn by
+    assert np.isnan(metrics["priority"])
 
 
 def test_chunks_of_actions_are_refused() -> None:

@@ -231,6 +231,13 @@ def test_a_reward_that_is_not_finite_is_an_error_that_says_where() -> None:
             running.step(np.zeros((2, 1)))
 
 
+def test_a_reward_that_is_an_array_is_named() -> None:
+    with stream("toy_environments:ArrayReward-v0", 1) as running:
+        message = r"environment 'toy_environments:ArrayReward-v0' returned a reward of shape \(1,\)"
+        with pytest.raises(ValueError, match=message):
+            running.step(np.zeros((1, 1)))
+
+
 def test_an_observation_that_is_not_finite_is_one_too() -> None:
     with (
         stream("toy_environments:NanObservation-v0", 1) as running,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -71,6 +72,12 @@ def test_what_munchausen_takes_off_rewards_is_within() -> None:
     for _ in range(500):
         v = -1.0 - 0.45 + 0.9 * v
     assert agents.target_range("dqn", config, Spec((3,), 5, True), -10.0, 0.0)[0] == pytest.approx(v)
+
+
+def test_what_ones_own_agent_computes_with_jax_is_a_pair_of_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = SimpleNamespace(target_range=lambda config, spec, low, high: (low, high + jnp.log(2.0)))
+    monkeypatch.setitem(agents.AGENTS, "own", own)
+    assert len({*agents.target_range("own", None, HOPPER, LOW, HIGH)}) == 2
 
 
 def test_who_widens_and_who_does_not() -> None:

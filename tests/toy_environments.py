@@ -66,7 +66,7 @@ class Mortal(gymnasium.Env):
 
 
 class Poisoned(gymnasium.Env):
-    """At its second step ``part``, reward or observation, is NaN."""
+    """At its second step ``part``, reward or observation, is NaN; or the reward's shape is always wrong."""
 
     observation_space = spaces.Box(-1, 1, (1,), np.float32)
     action_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
@@ -83,7 +83,8 @@ class Poisoned(gymnasium.Env):
         self.time += 1
         ill = np.float32(np.nan if self.time == 2 else 0.0)
         observation = np.full(1, ill if self.part == "observation" else 0.0, np.float32)
-        return observation, float(ill if self.part == "reward" else 0.0), False, False, {}
+        reward = np.zeros(1) if self.part == "shape" else float(ill if self.part == "reward" else 0.0)
+        return observation, reward, False, False, {}
 
 
 class Spaces(gymnasium.Env):
@@ -235,6 +236,7 @@ gymnasium.register("Killed-v0", Unhealthy, kwargs={"ill": "killed"})
 gymnasium.register("Raises-v0", Unhealthy, kwargs={"ill": "raises"})
 gymnasium.register("NanReward-v0", Poisoned, max_episode_steps=3, kwargs={"part": "reward"})
 gymnasium.register("NanObservation-v0", Poisoned, max_episode_steps=3, kwargs={"part": "observation"})
+gymnasium.register("ArrayReward-v0", Poisoned, kwargs={"part": "shape"})
 gymnasium.register("Mortal-v0", Mortal, max_episode_steps=5)
 gymnasium.register("Modules-v0", Modules)
 gymnasium.register("Goal-v0", Goal)

@@ -98,7 +98,8 @@ def target_range(agent: str, config: Any, spec: Spec, low: float, high: float) -
     if widen is None:
         return low, high
     try:
-        return widen(config, spec, low, high)
+        low, high = map(float, widen(config, spec, low, high))  # one's own may compute them with jax.numpy
+        return low, high
     except ZeroDivisionError:  # an agent of one's own that divides by 1 - discount
         return -math.inf, math.inf
 

@@ -329,6 +329,10 @@ def _float_observations(env: gymnasium.Env) -> gymnasium.Env:
     def seen(box: spaces.Box, x: Any) -> np.ndarray:
         if box.dtype == np.uint8:
             return x
+        if np.size(x) != math.prod(box.shape):
+            raise ValueError(
+                f"an observation of shape {np.shape(x)} is not of its space, {box}: mend the environment"
+            )
         return np.reshape(x, nest.agent_shape(box.shape, box.dtype)).astype(np.float32)
 
     def seen_space(space: Any) -> spaces.Space:

@@ -213,6 +213,7 @@ class _Copies:
     """Copies of an environment that are stepped one after another."""
 
     def __init__(self, name: str, count: int):
+        self._name = name
         self._envs = [registry.make(name) for _ in range(count)]
         self._observation = nest.map_structure(
             lambda box: np.zeros((count, *box.shape), box.dtype), self._envs[0].observation_space
@@ -235,7 +236,13 @@ class _Copies:
         reward, success = np.zeros(count), np.full(count, np.nan)
         terminated, truncated = np.zeros(count, bool), np.zeros(count, bool)
         for i in np.flatnonzero(active):
-            observation, reward[i], terminated[i], truncated[i], info = self._envs[i].step(actions[i])
+            earned: Any
+            observation, earned, terminated[i], truncated[i], info = self._envs[i].step(actions[i])
+            if np.ndim(earned):
+                raise ValueError(
+                    f"environment {self._name!r} returned a reward of shape {np.shape(earned)}: it must be a number"
+                )
+            reward[i] = earned
             self._hold(int(i), observation)
             success[i] = info.get("success", info.get("is_success", np.nan))
         return self._observation, reward, terminated, truncated, success

@@ -181,8 +181,9 @@ def _of_ones_own(name: str, low: Any, high: Any, size: int) -> ValueHead:
 def check(head: ValueHead) -> ValueHead:
     """``head``, if its members fit one another; for heads of your own.
 
-    Of [2, 3] values it looks at shapes and types, at finite losses of at least 0 (priorities are made of them), at
-    targets without a gradient, at ``value(mix(o, w)) = sum_n w_n value(o_n)``, by which agents average over actions and
+    Of [2, 3] values it looks at shapes and types, at targets of logits, which are probabilities [..., K], at finite
+    losses of at least 0 (priorities are made of them), at mixtures of outputs of some hundreds, at targets without a
+    gradient, at ``value(mix(o, w)) = sum_n w_n value(o_n)``, by which agents average over actions and
     critics, and at ``divergence`` and ``dominance``, where there are any. It cannot see whether the best fit to random
     targets has their mean, without which expectiles and averages over next states are biased.
 
@@ -204,10 +205,13 @@ def check(head: ValueHead) -> ValueHead:
 
     values, target = head.value(outputs), head.target(reward, discount, other)
     expect("value", values, (2, 3))
+    if head.probabilities is not None:  # what `divergence` and `same_target` take targets of logits for
+        expect("target, as its outputs are logits,", target, (2, 3, head.size), 0.0)
     expect("loss", head.loss(outputs, target), (2, 3), 0.0)
     expect("clipped", head.clipped(reward, discount, other), (2, 3), 0.0)
     mixed = head.mix(outputs, weights)
     expect("mix", mixed, (2, head.size))
+    expect("mix of large outputs", head.mix(300 * outputs, weights), (2, head.size))
     if not jnp.allclose(head.value(mixed), (weights * values).sum(-1), atol=1e-4):
         raise ValueError("a head's value(mix(outputs, weights)) must be the weighted mean of the values")
     slope = jax.grad(lambda other: head.loss(outputs, head.target(reward, discount, other)).sum())(other)
