@@ -284,7 +284,9 @@ def _card(settings: Any) -> dict[str, Any]:
 def _checked_card(settings: Any, record: dict[str, Any] | None) -> dict[str, Any]:
     """The card of a checkpoint's record. Raises ValueError where there is none, or it lacks what must be known."""
     if record is None:
-        raise ValueError(f"--init_from={settings.init_from}: there is no checkpoint")
+        raise ValueError(
+            f"--init_from={settings.init_from}: there is no checkpoint (a run that started from one needs it to go on)"
+        )
     if "transform" not in record["card"]:
         raise ValueError(
             f"--init_from={settings.init_from} does not say how its agent saw rewards: it is no run of "

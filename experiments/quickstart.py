@@ -57,7 +57,13 @@ def run(settings: Settings) -> dict[str, Any]:
         settings, "transitions", "seeds", "updates", "eval_every", "eval_episodes", prefix="--"
     )
     workdir = Path(settings.workdir)
-    recipes.collect(DATASET, out=workdir / "data", transitions=settings.transitions, seed=settings.seed)
+    try:
+        recipes.collect(DATASET, out=workdir / "data", transitions=settings.transitions, seed=settings.seed)
+    except FileExistsError as error:
+        why = str(error).partition(" Choose another")[0]
+        raise FileExistsError(
+            f"{why} Choose another --workdir, or the same --transitions and --seed."
+        ) from error
     # IQL's own schedule, over this run: what is evaluated last is then no matter of which update came last.
     settling = Adam(schedule="cosine", decay_updates=settings.updates)
     results = {}

@@ -9,6 +9,7 @@ and judged again.
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -103,6 +104,7 @@ def train(
     if settings.overwrite:
         for name, work in works.items():
             files[name].unlink(missing_ok=True)
+            _clock(work).unlink(missing_ok=True)
             shutil.rmtree(work, ignore_errors=True)
     for file in files.values():
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -111,14 +113,32 @@ def train(
     with log.progress(total, title, initial=done) as bar:
         for name in (name for name in variants if name not in finished):
             bar.set_postfix_str(name)
-            began = time.time()
-            outcome = variants[name].train(Work(works[name], bar.update))
-            record = {"digest": digests[name], "seconds": time.time() - began, **log.provenance()}
+            with _timed(_clock(works[name])) as seconds:
+                outcome = variants[name].train(Work(works[name], bar.update))
+            record = {"digest": digests[name], "seconds": seconds[0], **log.provenance()}
             log.write_json(files[name], {**record, "outcome": outcome})
             done += variants[name].steps
             bar.update(done - bar.n)  # the steps that the variant did not tell
             each()
     return recall(settings, variants)
+
+
+def _clock(work: Path) -> Path:
+    """Where the seconds of an unfinished variant are kept, beside its folder."""
+    return work.with_name(f"{work.name}.seconds.json")
+
+
+@contextlib.contextmanager
+def _timed(file: Path) -> Iterator[list[float]]:
+    """Seconds of the block, with those of earlier ones that failed or were stopped, which ``file`` remembers."""
+    began, seconds = time.time(), [log.read_json(file)["seconds"] if file.exists() else 0.0]
+    try:
+        yield seconds
+    except BaseException:
+        log.write_json(file, {"seconds": seconds[0] + time.time() - began})
+        raise
+    seconds[0] += time.time() - began
+    file.unlink(missing_ok=True)
 
 
 class Stored(NamedTuple):

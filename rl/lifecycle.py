@@ -18,6 +18,7 @@ first writes. What is trained, and by which loop, is the caller's business.
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -114,15 +115,15 @@ class Session:
     def __init__(
         self,
         run: Run,
-        start: Start,
         record: log.Run,
         bar: Any,
         stopping: list[int],
         prepared: Any,
         lines: int,
+        began: float,
     ):
         self.bar, self.stopping, self.prepared = bar, stopping, prepared
-        self._run, self._record, self._began = run, record, time.monotonic() - start.seconds
+        self._run, self._record, self._began = run, record, began
         self._versions = run_folder.versions()
         self._lines = lines  # of metrics.jsonl that were ever written
 
@@ -216,7 +217,8 @@ class Session:
 def session(run: Run, start: Start, prepare: Callable[[], Any] | None = None) -> Iterator[Session]:
     """Opens the run, in a folder that no other process has open.
 
-    With ``run.overwrite`` what an earlier one left is removed: first try all that can be wrong.
+    With ``run.overwrite`` what an earlier one left is removed: first try all that can be wrong. So is what one left
+    that had no checkpoint yet.
 
     Args:
       run: the run.
@@ -229,6 +231,7 @@ def session(run: Run, start: Start, prepare: Callable[[], Any] | None = None) ->
       ImportError, ValueError: Weights & Biases is asked for, and not installed, or nobody is logged in.
       InUse: another process has the folder open, or had it since ``start`` was read; the message says which.
       OSError: nothing can be written there.
+      train.Interrupted: the run is finished, and was asked to stop in its last epoch.
     """
     with contextlib.ExitStack() as stack:
         failure = None
@@ -243,12 +246,15 @@ def session(run: Run, start: Start, prepare: Callable[[], Any] | None = None) ->
                 f"the first process could not open {run.folder}: its message says why"
             )
         _check_unchanged(run, start)
+        began = time.monotonic() - start.seconds
         prepared = prepare() if prepare else None
-        if run.overwrite:
+        if (
+            run.overwrite or start.checkpoints == ()
+        ):  # a run that died before its first checkpoint left the rest
             run_folder.clear(run)
         elif start.step:
             run_folder.warn_of_lost_lines(run, start.step)
-        yield stack.enter_context(_open(run, start, prepared))
+        yield stack.enter_context(_open(run, start, prepared, began))
 
 
 def _check_unchanged(run: Run, start: Start) -> None:
@@ -264,7 +270,7 @@ def _check_unchanged(run: Run, start: Start) -> None:
 
 
 @contextlib.contextmanager
-def _open(run: Run, start: Start, prepared: Any) -> Iterator[Session]:
+def _open(run: Run, start: Start, prepared: Any, began: float) -> Iterator[Session]:
     lines = run_folder.lines_written(run, start.step)
     with (
         log.open_run(
@@ -281,7 +287,10 @@ def _open(run: Run, start: Start, prepared: Any) -> Iterator[Session]:
     ):
         if lines is None:  # a checkpoint of a version that did not count them
             lines = run_folder.lines_held(run.folder, start.step)
-        yield Session(run, start, record, bar, stopping, prepared, lines)
+        yield Session(run, record, bar, stopping, prepared, lines, began)
+        stop = shard.any_process(bool(stopping))
+    if stop:  # in the last epoch, and so for what comes after this run
+        raise train.Interrupted(f"{run.folder} is finished; stopped before anything that follows it")
 
 
 def _finished(run: Run, step: int) -> dict[str, Any] | None:
@@ -296,6 +305,8 @@ def _finished(run: Run, step: int) -> dict[str, Any] | None:
         print(
             f"{run.folder} holds this run, finished: nothing to do; --overwrite starts again", file=sys.stderr
         )
+        if not (run.folder / run_folder.CURVE).exists() and os.access(run.folder, os.W_OK):
+            outcomes.draw(run)  # it was killed before
     if not run_folder.warn_of_lost_lines(run, step):
         scores = outcomes.scores_of(run)
         each = zip(result.get("variants", []), scores.pop("variants", []), strict=True)

@@ -56,10 +56,15 @@ def alone(folder: Path, lock: str = LOCK) -> Iterator[None]:
                 f"the file system of {folder} has no locks: nothing keeps another run out of it", stacklevel=4
             )
         # The file stays: removed, it could still be locked by one process while another locks a new one.
-        file.truncate(0)
         since = datetime.now().isoformat(" ", "seconds")
-        file.write(f"process {os.getpid()} on {socket.gethostname()} since {since}")
-        file.flush()
+        try:
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()} since {since}")
+            file.flush()
+        except OSError as error:
+            raise OSError(
+                error.errno, f"{error.strerror}: free space, or choose another --workdir", str(folder)
+            ) from error
         yield
 
 

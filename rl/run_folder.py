@@ -22,6 +22,7 @@ OVERWRITE = "overwrite"  # an empty file in a folder whose run a sweep is to ove
 # What every run may leave in its folder, beside its config.json.
 _LEAVES = (
     *(log.METRICS, log.RESULT, CURVE, CHECKPOINTS, "events.out.tfevents.*"),
+    f".{'[0-9a-f]' * 32}.*",  # what was being written when a process was killed (`log.replacing`)
     *(f"{ROLLOUTS}/{name}" for name in ("frames.png", "episode*.gif", "*/frames.png", "*/episode*.gif")),
 )
 _NAMED = 5  # of the files that are in a run's way, how many a message names
@@ -114,11 +115,12 @@ def notes(run: Run, step: int) -> Any:
 
 
 def versions() -> dict[str, str]:
-    """What the last bits depend on: versions of Python and packages, and the kind of device; of a CPU, its model."""
+    """What the last bits depend on: versions of Python and packages, how many devices, of what kind; a CPU's model."""
     hardware = log.hardware()
     # XLA compiles for the processor at hand, and JAX calls each of them "cpu".
     names = ("backend", "device", *["cpu"] * (hardware["backend"] == "cpu"))
-    return log.versions() | {name: str(hardware[name]) for name in names}
+    kind = {name: str(hardware[name]) for name in names}
+    return log.versions() | kind | ({"devices": str(count)} if (count := jax.device_count()) > 1 else {})
 
 
 def warn_of_lost_lines(run: Run, step: int) -> bool:

@@ -286,9 +286,35 @@ def test_a_request_to_stop_is_granted_after_a_checkpoint(number: int, whole: Pat
     assert [one["step"] for one in json.loads((tmp_path / log.CONFIG).read_text())["resumed"]] == [4]
 
 
-def test_a_request_at_the_last_step_changes_nothing(whole: Path, tmp_path: Path) -> None:
-    assert learn(run(tmp_path), each=lambda step: os.kill(os.getpid(), signal.SIGTERM) if step == 6 else None)
+def test_a_request_at_the_last_step_is_for_what_comes_after_the_run(whole: Path, tmp_path: Path) -> None:
+    """A sweep would go on with its next run."""
+    stop = lambda step: os.kill(os.getpid(), signal.SIGTERM) if step == 6 else None
+    with pytest.raises(train.Interrupted, match=f"{tmp_path} is finished; stopped before"):
+        learn(run(tmp_path), each=stop)
     assert_same(whole, tmp_path)
+
+
+def test_a_run_that_died_before_its_first_checkpoint_leaves_nothing_to_the_next(tmp_path: Path) -> None:
+    this, other = (run(tmp_path, leaves=("actors/*.npz",), card={"agent": name}) for name in ("one", "two"))
+
+    def die(step: int) -> None:
+        (tmp_path / "actors").mkdir(exist_ok=True)
+        (tmp_path / "actors" / f"{step}.npz").touch()
+        (tmp_path / f".{'0a' * 16}.result.json").touch()  # killed as it was written
+        if step == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        learn(this, each=die, every=3)
+    learn(other)
+    assert not list(tmp_path.glob("actors/*")) and not list(tmp_path.glob(".*.json"))
+
+
+def test_a_finished_run_without_its_curve_gets_one(whole: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "killed"
+    shutil.copytree(whole, folder)
+    (folder / run_folder.CURVE).unlink()
+    assert learn(run(folder)) and (folder / run_folder.CURVE).exists()
 
 
 def test_a_stop_of_any_process_stops_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -779,8 +805,7 @@ def test_another_model_of_cpu_is_warned_of_and_older_cards_do_not_name_one(
     assert "cpu" not in run_folder.versions()
 
 
-def test_a_session_counts_time_over_interruptions(tmp_path: Path) -> None:
+def test_a_session_counts_time_over_interruptions_and_what_is_prepared(tmp_path: Path) -> None:
     start = lifecycle.Start({}, 0, 100.0, True, None)
-    with lifecycle.session(run(tmp_path), start) as session:
-        time.sleep(0.01)
-        assert session.seconds() > 100
+    with lifecycle.session(run(tmp_path), start, lambda: time.sleep(0.01)) as session:
+        assert session.seconds() > 100.01

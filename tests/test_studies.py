@@ -59,7 +59,11 @@ def test_a_study_that_was_killed_trains_only_what_is_missing(tmp_path: Path) -> 
     with pytest.raises(KeyboardInterrupt):
         train(tmp_path, variants(dies="second"))
     assert TRAINED == ["first", "second"]
+    (clock,) = tmp_path.glob("second.*.seconds.json")
+    assert json.loads(clock.read_text())["seconds"] > 0
+    clock.write_text('{"seconds": 1000}')  # of the variant that was stopped
     finished = train(tmp_path, variants())
+    assert 1000 < finished.seconds < 1100 and not clock.exists()
     assert TRAINED == ["first", "second", "second"] and list(finished.outcomes) == ["first", "second"]
     again = train(tmp_path, variants())
     assert len(TRAINED) == 3 and again.seconds == finished.seconds > 0
