@@ -19,6 +19,7 @@ import math
 import os
 import re
 import shutil
+import time
 import warnings
 import zipfile
 import zlib
@@ -94,7 +95,7 @@ def save(
             _seal(partial, record)
     except BaseException as error:
         if jax.process_index() == 0:
-            shutil.rmtree(partial, ignore_errors=True)
+            _remove(partial)
         if _is_disk_full(error):
             raise CheckpointError(_disk_full(folder, step, leaves)) from error
         raise
@@ -104,6 +105,15 @@ def save(
         os.rename(partial, folder / str(step))
         _prune(folder, step, keep)
     _wait_for_all(f"{partial} is in place")
+
+
+def _remove(folder: Path) -> None:
+    """Removes a folder in which Orbax's threads may write for a moment longer."""
+    for _ in range(20):
+        shutil.rmtree(folder, ignore_errors=True)
+        time.sleep(0.05)
+        if not folder.exists():
+            return
 
 
 def restore(folder: str | os.PathLike[str], like: Any, card: Mapping[str, Any]) -> tuple[Any, int] | None:
