@@ -21,9 +21,10 @@
 - SARSA (figure 18), which in the paper has no gain from HL-Gauss: the same logs and noises, but targets continue with
   the logged next action. What is learned are the values of uniform actions; the greedy policy is one step of
   improvement on them.
-- Frozen features (figure 16): the last hidden layer of each head's double DQN is the input of a linear double DQN,
-  which learns from the same log. Once with the head whose features they are, once with squared error for all, because
-  we do not know which of the two the paper did. Beside them stand the features of a network that has learned nothing.
+- Frozen features (figure 16): the last hidden layer of each head's double DQN, standardised, is the input of a linear
+  double DQN, which learns from the same log, at a rate that falls to 0. Once with the head whose features they are,
+  once with squared error for all, because we do not know which of the two the paper did. Beside them stand the features
+  of a network that has learned nothing.
 - The learning rate, because the paper compares heads at different ones (its tables B.1 to B.3): which head is best at
   its own best rate, chosen on seeds that are not reported.
 
@@ -53,6 +54,7 @@ import optax
 from experiments import studies
 from rl import plot, statistics, train
 from rl.agents import dqn, robust_vi
+from rl.agents.optimisers import Adam
 from rl.envs import tabular
 from rl.envs.tabular import MDP
 from rl.networks import mlp
@@ -89,6 +91,7 @@ HARD = ("sticky", 1.0)  # where bins, widths and learning rates are varied
 LINEAR = (("sticky", 0.0), HARD)  # where features are frozen
 UNTRAINED = "untrained"  # features of a network that has learned nothing
 ORDER = ("hl_gauss", "c51", "scalar")  # of the heads there, in the paper
+PROBE_RATE = 1e-2  # of the linear Q in the beginning; it falls to 0
 PROBES = ("the same head", "squared error")  # of the linear Q
 HARDEST = f"{HARD[0].capitalize()}, eta {HARD[1]:g}"
 BIN_COUNTS, WIDTHS = (31, 51, 101), (0.5, 0.75, 1.0, 2.0)  # a narrower Gaussian has biased labels
@@ -354,9 +357,14 @@ def agent(
         chosen = dataclasses.replace(config, learning_rate=rate)
         learner, state = fit(chosen, SPEC, head, log, keys[1:], settings.updates if learned else 0)
         if probe is not None:
-            see = functools.partial(features, settings.hidden, state.params["q"])
+            see = standardised(
+                partial(features, settings.hidden, state.params["q"]), log.transitions.observation
+            )
             log, seen = over(log, see), see(seen)
-            linear = dataclasses.replace(chosen, hidden=())
+            settling = Adam(schedule="cosine", decay_updates=settings.updates)
+            linear = dataclasses.replace(
+                config, hidden=(), learning_rate=PROBE_RATE, critic_optimiser=settling
+            )
             again = jax.vmap(lambda key: jax.random.fold_in(key, 1))(keys[1:])
             spec = SPEC._replace(observation_shape=(settings.hidden,))
             learner, state = fit(linear, spec, probe, log, again, settings.updates)
@@ -401,6 +409,13 @@ def features(width: int, params: Any, seen: Array) -> Array:
         width, (width,)
     )  # all of its layers but the last, and so without the last activation
     return jax.nn.relu(trunk.apply({name: params[name] for name in ("Dense_0", "Dense_1")}, seen))
+
+
+def standardised(see: Callable[[Array], Array], seen: Array) -> Callable[[Array], Array]:
+    """Features with mean 0 and deviation 1 over ``seen``, so that one learning rate is the same step for all heads."""
+    mean, deviation = see(seen).mean(0), see(seen).std(0)
+    scale = jnp.where(deviation > 1e-6, 1 / jnp.maximum(deviation, 1e-6), 0.0)  # units may never be active
+    return lambda observation: scale * (see(observation) - mean)
 
 
 def over(log: Dataset, see: Callable[[Array], Array]) -> Dataset:
