@@ -41,6 +41,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -91,6 +92,7 @@ HARD = ("sticky", 1.0)  # where bins, widths and learning rates are varied
 LINEAR = (("sticky", 0.0), HARD)  # where features are frozen
 UNTRAINED = "untrained"  # features of a network that has learned nothing
 ORDER = ("hl_gauss", "c51", "scalar")  # of the heads there, in the paper
+SECOND = np.uint32(zlib.crc32(b"linear"))  # what its keys are folded with
 PROBE_RATE = 1e-2  # of the linear Q in the beginning; it falls to 0
 PROBES = ("the same head", "squared error")  # of the linear Q
 HARDEST = f"{HARD[0].capitalize()}, eta {HARD[1]:g}"
@@ -365,7 +367,7 @@ def agent(
             linear = dataclasses.replace(
                 config, hidden=(), learning_rate=PROBE_RATE, critic_optimiser=settling
             )
-            again = jax.vmap(lambda key: jax.random.fold_in(key, 1))(keys[1:])
+            again = jax.vmap(lambda key: jax.random.fold_in(key, SECOND))(keys[1:])
             spec = SPEC._replace(observation_shape=(settings.hidden,))
             learner, state = fit(linear, spec, probe, log, again, settings.updates)
         policy = jax.nn.one_hot(learner.act(state, seen, keys[2]), SPEC.action_size)
@@ -431,6 +433,9 @@ def over(log: Dataset, see: Callable[[Array], Array]) -> Dataset:
 def logged(world: MDP, seen: Array, eta: Array, count: int, key: Key) -> Dataset:
     """``count`` steps from states and actions drawn uniformly, with noise U(0, eta) on their rewards."""
     keys = jax.random.split(key, 4)
+    next_key = jax.random.fold_in(
+        key, 4
+    )  # not one of these, which are ``fold_in(key, 0)`` to ``fold_in(key, 3)``
     state = jax.random.randint(keys[0], (count,), 0, len(world.start))
     action = jax.random.randint(keys[1], (count,), 0, SPEC.action_size)
     cumulative = jnp.cumsum(world.transition[state, action], -1)
@@ -442,7 +447,7 @@ def logged(world: MDP, seen: Array, eta: Array, count: int, key: Key) -> Dataset
         reward=world.reward[state, action] + eta * jax.random.uniform(keys[3], (count,)),
         discount=jnp.ones(count),
         next_observation=seen[following],
-        next_action=jax.random.randint(jax.random.fold_in(key, 0), (count,), 0, SPEC.action_size),
+        next_action=jax.random.randint(next_key, (count,), 0, SPEC.action_size),
         has_next_action=jnp.ones(count),
     )
     return Dataset(steps, jnp.ones(count, bool))
@@ -527,7 +532,7 @@ def _sarsa_claims(sarsa: Mapping[str, Any], noise: Mapping[str, Any]) -> Iterato
     for place, by in sarsa.items():
         text = f"four rooms, SARSA, {place}: HL-Gauss returns more than scalar (difference)"
         yield studies.Claim(text, PAPER + "figure 18: they perform comparably", lead(by), studies.positive)
-    for place in sarsa.keys() & noise.keys():
+    for place in (place for place in sarsa if place in noise):
         text = f"four rooms, {place}: HL-Gauss leads a scalar by less with SARSA than with double DQN (difference)"
         less = lead(noise[place]) - lead(sarsa[place])
         yield studies.Claim(text, PAPER + "figure 18", less, studies.positive)
