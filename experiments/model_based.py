@@ -196,8 +196,8 @@ def make_ensemble(settings: Settings, config: Config, spec: Spec) -> ensemble.En
       ValueError: it cannot be built, or predict such observations; the message names the flag.
     """
     of_model = {name: getattr(settings, f"model_{name}") for name in _MODEL}
-    if len(settings.model_decay) == 1:
-        of_model["decay"] = settings.model_decay * (len(settings.model_hidden) + 1)
+    if len(settings.model_decay) == 1 or settings.truth == -1:  # what is untrained has no decay
+        of_model["decay"] = settings.model_decay[:1] * (len(settings.model_hidden) + 1)
     try:
         with checks.named("--model_"):
             ensemble.check(ensemble.Config(**of_model), Spec((1,), 1))  # of any vector

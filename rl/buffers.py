@@ -351,10 +351,11 @@ def prioritised_memory(
         memory = prioritised.Memory(drawn[0], carried.tree, carried.highest)
         slots = prioritised.draw(memory.tree, drawn[1], batch_size)
         batch = source.of_origin(view.transitions(memory.ring, slots, drawn[1]), source.ONLINE)
-        weight = prioritised.weights(memory, slots, correction)
+        # A priority that was negative or no number shows in the metrics of the next update: else nobody would see it.
+        sound = jnp.isfinite(prioritised.total(memory.tree))
+        weight = jnp.where(sound, prioritised.weights(memory, slots, correction), jnp.nan)
         state, metrics, priority = weighted(carried.state, batch, weight, key)
-        # One that is negative is found as a metric that is not finite (`train.check_finite`).
-        metrics = {**metrics, "priority": jnp.where(priority >= 0, priority, jnp.nan).mean()}
+        priority = jnp.where(priority >= 0, priority, jnp.nan)
         memory = prioritised.update(memory, slots, (priority + 1e-10) ** exponent)
         return _Prioritised(state, memory.tree, memory.highest), metrics
 

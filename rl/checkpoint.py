@@ -450,8 +450,9 @@ def _compare(path: Path, record: Mapping[str, Any], wanted: Mapping[str, Any], c
     card = dict(card)
     now = card.pop("versions", None)
     saved = record["card"].get("versions")
-    if now and saved and "cpu" not in saved:
-        now.pop("cpu", None)  # older cards do not say which processor it was
+    for name in ("cpu", "devices"):  # older cards do not say which processor it was, and how many devices
+        if now and saved and name not in saved:
+            now.pop(name, None)
     if saved is not None and now is not None and saved != now:
         changed = "; ".join(differences(saved, now))
         warnings.warn(

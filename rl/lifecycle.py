@@ -248,10 +248,9 @@ def session(run: Run, start: Start, prepare: Callable[[], Any] | None = None) ->
         _check_unchanged(run, start)
         began = time.monotonic() - start.seconds
         prepared = prepare() if prepare else None
-        if (
-            run.overwrite or start.checkpoints == ()
-        ):  # a run that died before its first checkpoint left the rest
-            run_folder.clear(run)
+        # A run that died before its first checkpoint left the rest.
+        if run.overwrite or start.checkpoints == ():
+            run_folder.clear(run, checkpoints=run.overwrite)
         elif start.step:
             run_folder.warn_of_lost_lines(run, start.step)
         yield stack.enter_context(_open(run, start, prepared, began))
@@ -305,7 +304,8 @@ def _finished(run: Run, step: int) -> dict[str, Any] | None:
         print(
             f"{run.folder} holds this run, finished: nothing to do; --overwrite starts again", file=sys.stderr
         )
-        if not (run.folder / run_folder.CURVE).exists() and os.access(run.folder, os.W_OK):
+        lacks_curve = not (run.folder / run_folder.CURVE).exists()
+        if lacks_curve and (run.folder / log.METRICS).exists() and os.access(run.folder, os.W_OK):
             outcomes.draw(run)  # it was killed before
     if not run_folder.warn_of_lost_lines(run, step):
         scores = outcomes.scores_of(run)

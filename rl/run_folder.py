@@ -22,9 +22,9 @@ OVERWRITE = "overwrite"  # an empty file in a folder whose run a sweep is to ove
 # What every run may leave in its folder, beside its config.json.
 _LEAVES = (
     *(log.METRICS, log.RESULT, CURVE, CHECKPOINTS, "events.out.tfevents.*"),
-    f".{'[0-9a-f]' * 32}.*",  # what was being written when a process was killed (`log.replacing`)
     *(f"{ROLLOUTS}/{name}" for name in ("frames.png", "episode*.gif", "*/frames.png", "*/episode*.gif")),
 )
+_PARTIAL = f".{'[0-9a-f]' * 32}.*"  # what was being written when a process was killed (`log.replacing`)
 _NAMED = 5  # of the files that are in a run's way, how many a message names
 
 
@@ -88,11 +88,16 @@ def _left(run: Run) -> list[Path]:
     return [path for pattern in patterns for path in run.folder.glob(pattern)]
 
 
-def clear(run: Run) -> None:
-    """Removes what an earlier run left in its folder, and nothing else: of a symbolic link the link alone."""
+def clear(run: Run, *, checkpoints: bool = True) -> None:
+    """Removes what an earlier run left in its folder, and nothing else: of a symbolic link the link alone.
+
+    Where there are no ``checkpoints``, their folder stays: it may be a link to another disk.
+    """
     if jax.process_index() == 0:
         if log.is_config(run.folder / log.CONFIG):
-            for path in (*log.wandb_files(run.folder), *_left(run)):
+            kept = () if checkpoints else (run.folder / CHECKPOINTS,)
+            left = (*log.wandb_files(run.folder), *run.folder.glob(_PARTIAL), *_left(run))
+            for path in (path for path in left if path not in kept):
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         # Last, so that what is left by a process that dies here is still to be overwritten.
         (run.folder / OVERWRITE).unlink(missing_ok=True)
@@ -120,7 +125,7 @@ def versions() -> dict[str, str]:
     # XLA compiles for the processor at hand, and JAX calls each of them "cpu".
     names = ("backend", "device", *["cpu"] * (hardware["backend"] == "cpu"))
     kind = {name: str(hardware[name]) for name in names}
-    return log.versions() | kind | ({"devices": str(count)} if (count := jax.device_count()) > 1 else {})
+    return log.versions() | kind | {"devices": str(jax.device_count())}
 
 
 def warn_of_lost_lines(run: Run, step: int) -> bool:

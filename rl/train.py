@@ -507,6 +507,4 @@ def check_finite(report: Report) -> None:
     names = sorted(name for name, steps in bad.items() if steps.min() == first)
     seeds = sorted({int(s) for steps in bad.values() for s in np.flatnonzero(steps != NEVER)})
     remedy = AGAINST_DIVERGENCE if first else _FROM_THE_START
-    if names == ["priority"]:
-        remedy = "the priorities that the learner's `weighted` returns must be finite and at least 0"
     raise Diverged(f"{', '.join(names)} not finite at update {first} (seeds {seeds}): {remedy}")

@@ -304,10 +304,19 @@ def test_a_run_that_died_before_its_first_checkpoint_leaves_nothing_to_the_next(
         if step == 2:
             raise KeyboardInterrupt
 
+    elsewhere = tmp_path.parent / "elsewhere"
+    elsewhere.mkdir()
+    (tmp_path / run_folder.CHECKPOINTS).symlink_to(elsewhere)
     with pytest.raises(KeyboardInterrupt):
         learn(this, each=die, every=3)
     learn(other)
     assert not list(tmp_path.glob("actors/*")) and not list(tmp_path.glob(".*.json"))
+    assert list(elsewhere.iterdir())  # where checkpoints go stays the user's choice
+
+
+def test_what_was_being_written_is_in_no_runs_way(tmp_path: Path) -> None:
+    (tmp_path / f".{'0a' * 16}.config.json").touch()
+    assert learn(run(tmp_path))
 
 
 def test_a_finished_run_without_its_curve_gets_one(whole: Path, tmp_path: Path) -> None:
@@ -315,6 +324,10 @@ def test_a_finished_run_without_its_curve_gets_one(whole: Path, tmp_path: Path) 
     shutil.copytree(whole, folder)
     (folder / run_folder.CURVE).unlink()
     assert learn(run(folder)) and (folder / run_folder.CURVE).exists()
+    for name in (run_folder.CURVE, log.METRICS):
+        (folder / name).unlink()
+    with pytest.warns(UserWarning, match="holds 0 of the 6 lines"):
+        assert learn(run(folder))["updates"] == 6
 
 
 def test_a_stop_of_any_process_stops_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, OrderedDict, deque
 from enum import IntFlag
 from typing import Any
 
@@ -128,7 +128,13 @@ class Odd(gymnasium.Env):
     "memory",
     [
         *(None, True, 3, 0.1, "text", float("inf"), np.float32(0.1), np.arange(6).reshape(2, 3)[:, ::2]),
-        *([1, (2.5, None)], {"a": np.bool_(True)}, np.zeros((0, 2), np.uint8)),
+        *(
+            [1, (2.5, None)],
+            {"a": np.bool_(True)},
+            OrderedDict(b=1, a=2),
+            deque([1, 2], 3),
+            np.zeros((0, 2), np.uint8),
+        ),
     ],
 )
 def test_every_plain_value_survives(memory: Any) -> None:
@@ -172,6 +178,7 @@ def test_an_object_in_two_places_and_the_generator_of_a_space_stay_what_they_wer
         one.observation_space = gymnasium.spaces.Tuple(parts)
     running.observation_space.seed(3)
     running.observation_space.sample()
+    running.draw = running.action_space.sample  # spaces are put back in place, so that it is the same still
     snapshot.put(other, json.loads(json.dumps(snapshot.take(running))))
     assert other.bodies[0] is other.memory and other.bodies[2] is other.bodies
     assert other.random is other.np_random and other.random.random() == running.random.random()

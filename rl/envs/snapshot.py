@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import base64
 import types
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Any
 
 import gymnasium
 import numpy as np
+from numpy.lib import array_utils
 
 # JSON: one dict for each wrapper from the outermost, then the environment itself, and those that any of them holds.
 Snapshot = list[dict[str, Any]]
@@ -97,7 +98,8 @@ def _layers(env: gymnasium.Env) -> list[gymnasium.Env]:
 def _is_part(name: str, value: Any) -> bool:
     if isinstance(value, types.MethodType | types.BuiltinFunctionType):
         # A generator's, say, is bound to the one that was there before `put`.
-        return value.__self__ is None or _is_part("", value.__self__)
+        of = value.__self__
+        return of is None or isinstance(of, gymnasium.Space) or _kind(of) in _SIMULATORS or _is_part("", of)
     return name in _FIXED or isinstance(value, _PARTS) or type(value).__name__ in _PART_NAMES
 
 
@@ -127,7 +129,9 @@ class _Encoder:
     """Values as JSON; an object that is met again is a reference to where it was met first."""
 
     def __init__(self) -> None:
-        self._objects: list[Any] = []  # that can change, in the order of their numbers
+        self._objects: dict[
+            int, tuple[int, Any]
+        ] = {}  # those that can change, and their numbers, by identity
         self._arrays: list[tuple[str, np.ndarray]] = []
 
     def attribute(self, value: Any, where: str) -> Any:
@@ -145,11 +149,11 @@ class _Encoder:
             return value
         if type(value) is tuple:
             return {"tuple": [self.encode(item, where) for item in value]}
-        for number, other in enumerate(self._objects):
-            if value is other:
-                return {"same": number}
-        self._objects.append(value)
-        return {"number": len(self._objects) - 1, **self._object(value, where)}
+        if id(value) in self._objects:
+            return {"same": self._objects[id(value)][0]}
+        number = len(self._objects)
+        self._objects[id(value)] = number, value  # held, so that no other object has its identity
+        return {"number": number, **self._object(value, where)}
 
     def _object(self, value: Any, where: str) -> dict[str, Any]:
         if isinstance(value, np.ndarray):
@@ -159,22 +163,34 @@ class _Encoder:
             return {"generator": self.encode(value.bit_generator, where)}
         if isinstance(value, np.random.BitGenerator):
             return {"bits": self.encode(value.state, where)}
-        if type(value) is dict and all(type(key) is str for key in value):
-            return {"dict": {key: self.encode(item, where) for key, item in value.items()}}
+        if type(value) in (dict, OrderedDict) and all(type(key) is str for key in value):
+            items = {key: self.encode(item, where) for key, item in value.items()}
+            return {"dict": items, "ordered": type(value) is OrderedDict}
         if type(value) in (list, deque):
-            items = [self.encode(item, where) for item in value]
-            return {_kind(value): items, "most": getattr(value, "maxlen", None)}
+            members = [self.encode(item, where) for item in value]
+            return {_kind(value): members, "most": getattr(value, "maxlen", None)}
         raise NoSnapshot(f"{where} is {type(value).__module__}.{_kind(value)}")
 
     def check_memory(self, simulations: list[Any]) -> None:
         """Raises NoSnapshot if a part of one array is another one: `put` would make two of them."""
         of_simulations = [
-            ("a part of MjData", array) for data in simulations for array in _mujoco_arrays(data).values()
-        ]
-        for number, (where, array) in enumerate(self._arrays):
-            for other, shared in self._arrays[:number] + of_simulations:
-                if np.may_share_memory(array, shared) and np.shares_memory(array, shared):
-                    raise NoSnapshot(f"{where} shares memory with {other}")
+            ("", array) for data in simulations for array in _mujoco_arrays(data).values()
+        ]  # which `put` writes in place, and which overlap as they like
+        spans = sorted(
+            (
+                (array_utils.byte_bounds(array), where, array)
+                for where, array in self._arrays + of_simulations
+            ),
+            key=lambda span: span[0],
+        )
+        reached: list[tuple[int, str, np.ndarray]] = []  # those that end behind the beginning of the next
+        for (begin, end), where, array in spans:
+            reached = [one for one in reached if one[0] > begin]
+            for _, other, earlier in reached:
+                if (where or other) and np.shares_memory(array, earlier):
+                    names = sorted(name or "a part of MjData" for name in (where, other))
+                    raise NoSnapshot(f"{names[0]} shares memory with {names[1]}")
+            reached.append((end, where, array))
 
 
 def _encode_array(array: np.ndarray, kind: str, where: str = "") -> dict[str, Any]:
@@ -220,7 +236,7 @@ class _Decoder:
         if "bits" in value:
             return _bits(self.decode(value["bits"])), lambda: None
         if "dict" in value:
-            whole: Any = {}
+            whole: Any = OrderedDict() if value.get("ordered") else {}
             return whole, lambda: whole.update(
                 {key: self.decode(item) for key, item in value["dict"].items()}
             )
