@@ -407,9 +407,8 @@ def _error(
 
 def features(width: int, params: Any, seen: Array) -> Array:
     """The last hidden layer [..., width] of an agent's network, whose parameters these are."""
-    trunk = mlp.state_value(
-        width, (width,)
-    )  # all of its layers but the last, and so without the last activation
+    # All of its layers but the last, and so without the last activation.
+    trunk = mlp.state_value(width, (width,))
     return jax.nn.relu(trunk.apply({name: params[name] for name in ("Dense_0", "Dense_1")}, seen))
 
 
@@ -433,9 +432,7 @@ def over(log: Dataset, see: Callable[[Array], Array]) -> Dataset:
 def logged(world: MDP, seen: Array, eta: Array, count: int, key: Key) -> Dataset:
     """``count`` steps from states and actions drawn uniformly, with noise U(0, eta) on their rewards."""
     keys = jax.random.split(key, 4)
-    next_key = jax.random.fold_in(
-        key, 4
-    )  # not one of these, which are ``fold_in(key, 0)`` to ``fold_in(key, 3)``
+    next_key = jax.random.fold_in(key, 4)  # none of these, which are those of 0 to 3
     state = jax.random.randint(keys[0], (count,), 0, len(world.start))
     action = jax.random.randint(keys[1], (count,), 0, SPEC.action_size)
     cumulative = jnp.cumsum(world.transition[state, action], -1)

@@ -107,14 +107,9 @@ def _spaces(space: gymnasium.Space) -> list[gymnasium.Space]:
     """``space`` and those that it is made of."""
     found = [space]
     for value in vars(space).values():
-        items = (
-            value.values()
-            if isinstance(value, dict)
-            else value
-            if isinstance(value, list | tuple)
-            else [value]
-        )
-        found += [part for item in items if isinstance(item, gymnasium.Space) for part in _spaces(item)]
+        items = value.values() if isinstance(value, dict) else value
+        several = items if isinstance(value, dict | list | tuple) else [value]
+        found += [part for item in several if isinstance(item, gymnasium.Space) for part in _spaces(item)]
     return found
 
 
@@ -129,9 +124,8 @@ class _Encoder:
     """Values as JSON; an object that is met again is a reference to where it was met first."""
 
     def __init__(self) -> None:
-        self._objects: dict[
-            int, tuple[int, Any]
-        ] = {}  # those that can change, and their numbers, by identity
+        # Those that can change, and their numbers, by identity.
+        self._objects: dict[int, tuple[int, Any]] = {}
         self._arrays: list[tuple[str, np.ndarray]] = []
 
     def attribute(self, value: Any, where: str) -> Any:
@@ -173,9 +167,8 @@ class _Encoder:
 
     def check_memory(self, simulations: list[Any]) -> None:
         """Raises NoSnapshot if a part of one array is another one: `put` would make two of them."""
-        of_simulations = [
-            ("", array) for data in simulations for array in _mujoco_arrays(data).values()
-        ]  # which `put` writes in place, and which overlap as they like
+        # What `put` writes in place, and what overlaps as it likes.
+        of_simulations = [("", array) for data in simulations for array in _mujoco_arrays(data).values()]
         spans = sorted(
             (
                 (array_utils.byte_bounds(array), where, array)
