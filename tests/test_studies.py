@@ -426,7 +426,9 @@ def test_a_result_of_other_settings_is_kept(tmp_path: Path) -> None:
 
 STORED = {
     **{name: [f"papers/{name}"] for name in ("iwocs", "r2pvi", "robust_deep", "icu_sepsis")},
-    "stop_regressing": [f"papers/stop_regressing{place}" for place in ("", "/rates", "/plasticity", "/linear", "/sarsa")],
+    "stop_regressing": [
+        f"papers/stop_regressing{place}" for place in ("", "/rates", "/plasticity", "/linear", "/sarsa")
+    ],
     "arsq": ["papers/arsq", "papers/arsq/finer"],
     "edge_of_reach": [f"papers/edge_of_reach{place}" for place in ("", "/support", "/corrections")],
     "model_quality": ["papers/model_quality", "papers/model_quality/critics_20"],
