@@ -67,9 +67,7 @@ class Settings(common.Data, common.Head, common.Folder):
     dataset: str = "hopper-medium-v2"  # name or file of a task with a termination rule
     truth: float = 0.0  # world of the rollouts: -1 an untrained model, 0 learned, 1 true dynamics; or between
     model_hidden: tuple[int, ...] = ensemble.Config.hidden  # widths of the layers of the model's networks
-    model_decay: tuple[float, ...] = (
-        ensemble.Config.decay
-    )  # L2 of the weights of each layer and the output, or of all
+    model_decay: tuple[float, ...] = ensemble.Config.decay  # L2 of layers and output, or one rate for all
     model_updates: int = 0  # updates of the dynamics; 0: the paper's stopping rule, hours on a large log
     model_patience: int = ensemble.Config.patience  # the stopping rule's epochs without improvement of 1 %
     model_min_epochs: int = ensemble.Config.min_epochs  # epochs before which the stopping rule does not stop
