@@ -260,10 +260,12 @@ def implicit(s: Setting, imitated: Callable[[Head, np.ndarray], np.ndarray] | No
     u = h.value(slow) - h.value(mlp(s.params["value"], b.observation))
     y_value = imitated(h, slow) if imitated else h.target(0 * b.reward, 1 + 0 * b.reward, slow)
     backup = b.reward, c.discount * b.discount, mlp(s.params["value"], b.next_observation)
+    weight = np.where(u < 0, 1 - c.expectile, c.expectile)
+    if c.gumbel:
+        z = u / c.gumbel
+        weight = np.expm1(z) / z * np.exp(-max(z.max(), -1))
     losses: dict[str, Loss] = {
-        "value": lambda v: (
-            np.where(u < 0, 1 - c.expectile, c.expectile) * h.loss(mlp(v, b.observation), y_value)
-        ).mean(),
+        "value": lambda v: (weight * h.loss(mlp(v, b.observation), y_value)).mean(),
         "critic": s.critic_loss(h.target(*backup)),
     }
     metrics = {
@@ -821,7 +823,7 @@ CASES: list[tuple[str, str, str, dict[str, Any]]] = [
     # IFQL's code but for the target of the value
     ("continuous", "deas", "hl_gauss", {"extraction": "distilled"}),
     ("continuous", "iql", "scalar", {"layer_norm": True, "critics": 3}),
-    ("continuous", "iql", "c51", {"unit_policy": True, "slow_advantage": False}),
+    ("continuous", "iql", "c51", {"unit_policy": True, "slow_advantage": False, "gumbel": 2.0}),
     ("continuous", "rebrac", "quantile", {"critics": 3, "aggregation": "pessimistic", "deviations": 0.7}),
     *(("discrete", agent, "scalar", {}) for agent in DISCRETE),
     *(("discrete", "dqn", head, {}) for head in heads.NAMES if head != "scalar"),
@@ -1324,7 +1326,7 @@ def test_a_delayed_policy_has_a_schedule_in_updates_of_its_agent(
         ("continuous", "td3", {}),
         ("continuous", "fql", {}),
         ("continuous", "fql", {"extraction": "best_of"}),
-        ("continuous", "ifql", {"extraction": "distilled"}),
+        ("continuous", "ifql", {"extraction": "distilled", "gumbel": 2.0}),
         ("discrete", "dqn", {}),
         ("discrete", "dqn", {"temperature": 0.5}),
         ("continuous", "cql", {"max_backup": True}),
@@ -1352,7 +1354,9 @@ def test_settings_that_are_called_unused_change_no_program(
             return Adam(clip=1.0)
         if isinstance(value, str):
             return {"cql": "margin"}[value]
-        return not value if isinstance(value, bool) else value + type(value)(1)
+        if isinstance(value, float):
+            return value / 2 or 1.0
+        return not value if isinstance(value, bool) else value + 1
 
     config = agents.get(agent).Config(**fields)
     names = agents.unused(agent, config).keys()
@@ -1363,7 +1367,7 @@ def test_settings_that_are_called_unused_change_no_program(
 
 
 def test_heirs_call_the_same_settings_unused() -> None:
-    for agent, of in {"td3_bc": "td3", "rebrac": "td3", "deas": "ifql", "ifql": "fql"}.items():
+    for agent, of in {"td3_bc": "td3", "rebrac": "td3", "deas": "ifql"}.items():
         assert agents.get(agent).unused is agents.get(of).unused
 
 

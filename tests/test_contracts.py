@@ -476,7 +476,7 @@ def test_numbers_that_no_agent_can_have_are_refused_by_name(agent: str) -> None:
     }
     wrong |= dict.fromkeys(("candidates", "replan_every", "latent", "representation"), 0)
     wrong |= dict.fromkeys(("td_weight", "dominance_weight", "margin_weight", "margin", "eta"), -1.0)
-    wrong |= dict.fromkeys(("features", "ids", "max_subgoals", "subset"), -1)
+    wrong |= dict.fromkeys(("features", "ids", "max_subgoals", "subset", "gumbel"), -1)
     wrong |= dict.fromkeys(("target_entropy", "maximum"), float("nan"))
     for name, value in wrong.items():
         if hasattr(default, name):
@@ -508,6 +508,7 @@ def test_published_names_of_settings_are_answered_with_their_flags() -> None:
     for name, flags in {
         "ReBRAC-10": "--agent=rebrac --agent.critics=10",
         "REDQ": "--agent.subset=2",
+        "X-QL": "--agent=iql --agent.gumbel=2",
         "QC": "--chunk=5",
         "VaGraM": "experiments.mbpo --agent=sac --model_loss=vagram",
         "C51": "--agent=dqn --head=c51",

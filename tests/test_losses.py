@@ -172,6 +172,48 @@ def test_expectile_of_backed_up_distributions(expectile: float) -> None:
     np.testing.assert_allclose(value, stats.expectile(np.float64(y), expectile), atol=1e-5)
 
 
+# ---- soft maxima ----------------------------------------------------------------------------------------
+
+TEMPERATURES = (0.5, 2.0)
+
+
+def test_gumbel_weights_have_the_gradient_of_the_gumbel_regression() -> None:
+    """X-QL's ``e^z - z - 1`` by numbers alone: its slope in V is that of the weighted square, but for a factor."""
+    error = np.array([-200.0, -3.0, -1e-4, 0.0, 1e-4, 0.7, 9.0, 13.9])
+    for temperature in TEMPERATURES:
+        z = error / temperature
+        weight = compiled(partial(losses.gumbel_weight, temperature=temperature, cap=30.0), float32(error))
+        expected = temperature * np.expm1(z) * np.exp(-z.max())
+        np.testing.assert_allclose(weight * error, expected, rtol=2e-4, atol=1e-30)
+    capped = compiled(losses.gumbel_weight, float32([7.0, 50.0, -1e30]), 1.0)
+    np.testing.assert_allclose(capped[:2], np.expm1(7) / 7 * np.exp(-7), rtol=1e-5)
+    assert np.isfinite(capped).all()
+    far = compiled(losses.gumbel_weight, float32([-500.0, -400.0]), 1.0)  # all far below: by e^-1, not e^-400
+    np.testing.assert_allclose(far, np.e / np.array([500.0, 400.0]), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["two_hot", "hl_gauss", "c51"])
+def test_the_fixed_point_of_gumbel_weights_is_the_soft_maximum(name: str) -> None:
+    """Whatever represents the value: SciPy's log-sum-exp knows nothing of heads or weights."""
+    head = heads.make(name, LOW, HIGH, 33)
+    samples = np.stack(SAMPLES)
+
+    def fixed_point(y: jax.Array, temperature: jax.Array) -> jax.Array:
+        def minimise(_: int, outputs: jax.Array) -> jax.Array:
+            weight = losses.gumbel_weight(y - head.value(outputs), temperature)
+            label = (weight[:, None] * heads.scalar_target(head, y)).sum(0) / weight.sum()
+            return jnp.log(jnp.maximum(label, 1e-30))
+
+        return head.value(jax.lax.fori_loop(0, 100, minimise, jnp.zeros(head.size)))
+
+    over = jax.jit(jax.vmap(jax.vmap(fixed_point, (0, None)), (None, 0)))
+    values = over(float32(samples), float32(TEMPERATURES))
+    bias = 1.2e-4 * (HIGH - LOW) / 27 if name == "hl_gauss" else 0.0
+    for value, temperature in zip(values, TEMPERATURES, strict=True):
+        soft = special.logsumexp(samples / temperature, axis=1) - np.log(samples.shape[1])
+        np.testing.assert_allclose(value, temperature * soft, atol=bias + 1e-5)
+
+
 # ---- policy weights -------------------------------------------------------------------------------------
 
 

@@ -282,9 +282,9 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
     size = f"{settings['transitions']:,} steps" if settings["transitions"] else "as many steps as published"
     yield (
         f"Protocol `{PROTOCOL}`. {settings['updates']:,} updates with batches of {settings['batch_size']}, layers of "
-        f"{list(settings['hidden'])}, {settings['seeds']} seeds, {settings['atoms']} atoms, data of {size} (published: "
-        "1,000,000, 256, [512, 512, 512, 512] and for IQL [256, 256, 256, 256], 8, scalar heads, 1,000,000 steps). "
-        "Success at any step, a share, "
+        f"{[*map(int, settings['hidden'])]}, {settings['seeds']} seeds, {settings['atoms']} atoms, data of "
+        f"{size} (published: 1,000,000, 256, [512, 512, 512, 512] and for IQL [256, 256, 256, 256], 8, scalar heads, "
+        "1,000,000 steps). Success at any step, a share, "
         f"mean over {settings['eval_episodes']} episodes and the last {EVALUATIONS} evaluations, with "
         "Wilson's 95 % interval over seeds."
     )

@@ -67,6 +67,7 @@ SETTINGS = {
     "redq": "REDQ is --agent=sac --agent.critics=10 --agent.subset=2 --agent.policy_delay=20 --utd=20",
     "mbpo": "MBPO is sac in a model, python -m experiments.mbpo --agent=sac --model_loss=mle",
     "vagram": "VaGraM is sac in a model, python -m experiments.mbpo --agent=sac --model_loss=vagram",
+    **dict.fromkeys(("xql", "x_ql"), "X-QL is --agent=iql --agent.gumbel=2 (rl.agents.iql)"),
     **dict.fromkeys(
         ("ddqn", "double_dqn"), "it is dqn, whose estimator is double unless --agent.double=false"
     ),

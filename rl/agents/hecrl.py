@@ -235,9 +235,11 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
         v_target = heads.same_target(head, q_slow)
         q_target, clipped = backup(state, steps, s_next, g)
 
+        weigh = functools.partial(losses.expectile_weight, expectile=config.expectile)
+
         def loss(params):
             v = value.apply(params["value"], s, g)
-            value_loss, _ = losses.implicit_value(head, v, q_slow, v_target, config.expectile)
+            value_loss, _ = losses.implicit_value(head, v, q_slow, v_target, weigh)
             q = critic.apply(params["critic"], s, g, steps.action)
             critic_loss = losses.critics(head, q, q_target)
             policy_loss, cloning = policy_objective(params["policy"], state, s, g_actor, steps.action)

@@ -10,7 +10,8 @@ critics ``Q'_i``, expectile ``tau``, noise z ~ N(0, I) and time t ~ U[0, 1]:
     a(s) = argmax_j min_i Q_i(s, a_j),   a_1, ..., a_N: draws of the flow v (`rl.networks.flow`), clipped to the box
 
 where ``loss`` is the head's: squared error in the paper. IDQL (Hansen-Estruch et al. 2023) has a diffusion model in
-place of the flow. Nothing improves the policy but the choice among its draws, online and offline alike.
+place of the flow. Nothing improves the policy but the choice among its draws, online and offline alike. With
+``gumbel`` V is the soft maximum of X-QL (`rl.agents.iql`).
 
 ``extraction=distilled`` has FQL's policy in place of the choice (`rl.agents.flow_policy`): a step from noise to an
 action, close to the flow's, that ascends ``mean_i Q_i``. That is no longer IFQL; V and Q are
@@ -48,6 +49,7 @@ class Config:
 
     discount: float = 0.99  # gamma, the weight of a reward that comes one step later
     expectile: float = 0.9  # tau: 0.5 is SARSA, towards 1 the maximum over logged actions
+    gumbel: float = 0.0  # b > 0: X-QL's soft maximum at this temperature, without an expectile; 0: IQL
     extraction: str = "best_of"  # the policy from the flow: best_of, the best of its draws, or distilled
     candidates: int = 32  # N, draws of the flow where extraction is best_of
     alpha: float = 10.0  # weight of distillation against Q, where distilled, to be tuned for each task
@@ -136,4 +138,6 @@ def learner(
     return augmented(built, spec, config.network)
 
 
-unused = flow_policy.unused
+def unused(config: Config) -> dict[str, str]:
+    """Settings that do nothing; see `rl.agents.unused`."""
+    return iql.unused(config) | flow_policy.unused(config)

@@ -9,6 +9,11 @@ With twin critics ``Q_i``, target critics ``Q'_i``, expectile ``tau`` and invers
 where ``loss`` is the head's: squared error in the paper. Weighting any other head's loss by the same
 factor keeps the expectile as the fixed point of its expected value (`losses.expectile_weight`).
 
+Extreme Q-learning (X-QL: Garg, Hejna, Geist & Ermon, ICLR 2023) has the soft maximum of logged actions in place of the
+expectile, ``V(s) = b log E_D[exp(min_i Q'_i(s, a) / b)]``: with ``gumbel`` = b (5) has the weights of its Gumbel
+regression (`losses.gumbel_weight`). Its code has b = 2 on all of D4RL's locomotion and b tuned for each task in another
+column, a Huber loss of the critics that is squared up to errors of 20, and LayerNorm in V alone; all else is IQL's.
+
 Differences. The three gradients are taken at the same parameters and applied together, while the
 authors' code updates V first and uses the new one in the other two. Integer actions are accepted: they
 enter the critics one-hot and the policy is categorical. As in that code layers start orthogonal with gain sqrt(2)
@@ -23,6 +28,7 @@ regression, and without ``slow_advantage`` its weights are by the critics, and n
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -33,7 +39,7 @@ import optax
 from rl.agents.augmentation import augmented
 from rl.agents.optimisers import Adam, Optimiser, build
 from rl.agents.requirements import require_ranges
-from rl.agents.state import descend, follow, start
+from rl.agents.state import descend, follow, is_off, start
 from rl.networks import flow, mlp
 from rl.networks.base import Network, ensemble
 from rl.networks.layers import Architecture
@@ -52,6 +58,7 @@ class Config:
 
     discount: float = 0.99  # gamma, the weight of a reward that comes one step later
     expectile: float = 0.7  # tau: 0.5 is SARSA, towards 1 the maximum over logged actions
+    gumbel: float = 0.0  # b > 0: X-QL's soft maximum at this temperature, without an expectile; 0: IQL
     temperature: float = 3.0  # beta, inverse temperature of the policy's weights: 0 is behaviour cloning
     target_rate: float = 0.005  # Polyak step of the target critics
     learning_rate: float = 3e-4  # Adam, all networks
@@ -70,6 +77,13 @@ class Config:
         require_ranges(self)
 
 
+def weigh(config: Any) -> Callable[[Array], Array]:
+    """The weights [B] of V's loss, of advantages [B]: X-QL's where ``gumbel`` is on, or IQL's."""
+    if is_off(config.gumbel):
+        return functools.partial(losses.expectile_weight, expectile=config.expectile)
+    return functools.partial(losses.gumbel_weight, temperature=config.gumbel)
+
+
 def value_losses(
     config: Any,
     head: ValueHead,
@@ -83,7 +97,7 @@ def value_losses(
     """``L_V + L_Q`` (5 and 6), for all agents whose values are IQL's.
 
     Args:
-      config: an agent's, with ``discount`` and ``expectile``.
+      config: an agent's, with ``discount``, ``expectile`` and ``gumbel``.
       head: of the values.
       critic: an ensemble.
       value: V.
@@ -100,7 +114,7 @@ def value_losses(
     backup = (batch.reward, config.discount * batch.discount, v_next)
 
     v = value.apply(params["value"], batch.observation)
-    value_loss, advantage = losses.implicit_value(head, v, q_slow, encode(head, q_slow), config.expectile)
+    value_loss, advantage = losses.implicit_value(head, v, q_slow, encode(head, q_slow), weigh(config))
     q = critic.apply(params["critic"], batch.observation, batch.action)
     critic_loss = losses.critics(head, q, head.target(*backup))
     metrics = {
@@ -175,3 +189,8 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
 
     learner = Learner(init, update, act, continuation, explore, critics=critics)
     return augmented(learner, spec, config.network)
+
+
+def unused(config: Any) -> dict[str, str]:
+    """Settings that do nothing; see `rl.agents.unused`."""
+    return {} if is_off(config.gumbel) else {"expectile": "gumbel has the soft maximum in its place"}

@@ -23,7 +23,7 @@ _NOT_NEGATIVE = (
     *("munchausen", "bc_weight", "cql_weight", "advantage_weight", "imitation_weight"),
     *("policy_noise", "noise_clip", "exploration_noise", "deviations", "diversity"),
     *("policy_cloning", "critic_cloning"),
-    *("eta", "max_subgoals"),
+    *("eta", "max_subgoals", "gumbel"),
     *("subset", "features", "ids"),  # 0: all critics, all features, or no ids
 )
 _FINITE = ("steering", "bias", "target_entropy", "maximum")

@@ -1,11 +1,13 @@
 """Losses that are not a head's own: weights, regularisers and policy objectives.
 
 All are elementwise or reduce the axes they name. The mean over the batch is the agent's, but for `implicit_value`,
-`critics` and `ddpg_bc`, which several agents share whole, and for `binary_nce` and `symmetric_info_nce`, which compare
-the rows of a batch with each other.
+`critics` and `ddpg_bc`, which several agents share whole, and for `gumbel_weight`, `binary_nce` and
+`symmetric_info_nce`, which compare the rows of a batch with each other.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import chex
 import jax
@@ -28,24 +30,40 @@ def expectile_weight(error: Array, expectile: float | Array) -> Array:
     return jax.lax.stop_gradient(jnp.abs(expectile - (error < 0)))
 
 
+def gumbel_weight(error: Array, temperature: float | Array, cap: float = 7.0) -> Array:
+    """``(e^z - 1) / z`` with ``z = min(error / temperature, cap)``, over all of ``error`` and without gradient.
+
+    Times a squared error this has the gradient of Extreme Q-learning's Gumbel regression, ``e^z - z - 1`` (Garg et al.
+    2023), but for a constant factor. Times the loss of *any* head that keeps expectations (all but ``quantile``, which
+    is near) it has the same fixed point, the soft maximum of the targets y, ``temperature * log E exp(y /
+    temperature)``, as long as no z is above the cap. As in the authors' code weights are divided by ``e^z`` of the
+    largest z (of -1, if that is larger), so that one row cannot blow up a step; their ratios stay. In that code a row
+    whose z is above the cap has no gradient at all; here it keeps the weight of the cap.
+    """
+    chex.assert_is_broadcastable(jnp.shape(temperature), error.shape)
+    z = jnp.minimum(error / temperature, cap)
+    ratio = jnp.where(z == 0, 1.0, jnp.expm1(z) / jnp.where(z == 0, 1.0, z))
+    return jax.lax.stop_gradient(ratio * jnp.exp(-jnp.maximum(z.max(), -1.0)))
+
+
 def implicit_value(
-    head: ValueHead, outputs: Array, slow: Array, target: Array, expectile: float | Array
+    head: ValueHead, outputs: Array, slow: Array, target: Array, weigh: Callable[[Array], Array]
 ) -> tuple[Array, Array]:
-    """IQL's ``L_V = E[ |tau - 1(u < 0)| loss_V(y) ]`` with ``u = Q - V`` (Kostrikov et al. 2022, equation 5).
+    """``L_V = E[ w(u) loss_V(y) ]`` with ``u = Q - V``: IQL's (Kostrikov et al. 2022, equation 5), by any weights.
 
     Args:
       head: of the values.
       outputs: of V, [B, K].
       slow: outputs of the target critics at the logged actions, [B, K].
       target: of V, by any head's encoding of ``slow`` (`rl.values.heads.same_target`).
-      expectile: tau.
+      weigh: w, [B] to [B]: `expectile_weight` or `gumbel_weight`.
 
     Returns:
       the loss [] and u [B].
     """
     advantage, each = head.value(slow) - head.value(outputs), head.loss(outputs, target)
     chex.assert_equal_shape([advantage, each])
-    return (expectile_weight(advantage, expectile) * each).mean(), advantage
+    return (weigh(advantage) * each).mean(), advantage
 
 
 def critics(head: ValueHead, outputs: Array, target: Array) -> Array:
