@@ -1636,13 +1636,19 @@ def expectile(values: np.ndarray, weights: np.ndarray, tau: float) -> float:
     return optimize.brentq(slack, values.min() - 1, values.max() + 1)
 
 
+def log_mean_exp(values: np.ndarray, weights: np.ndarray, temperature: float) -> float:
+    """X-QL's value: ``b log E exp(x / b)``."""
+    return temperature * special.logsumexp(values / temperature, b=weights / weights.sum())
+
+
 @functools.cache
-def expectile_values(tau: float) -> tuple[np.ndarray, np.ndarray]:
-    """The fixed point of IQL: Q [S, A] and V [S], the expectile of Q under the frequencies of the logged actions."""
+def implicit_values(kind: str, level: float) -> tuple[np.ndarray, np.ndarray]:
+    """The fixed point of IQL or X-QL: Q [S, A], and V [S] of Q under the frequencies of the logged actions."""
     mdp = table()
+    of = {"expectile": expectile, "gumbel": log_mean_exp}[kind]
 
     def values(q: np.ndarray) -> np.ndarray:
-        return np.array([expectile(*row, tau) for row in zip(q, mdp.count, strict=True)])
+        return np.array([of(*row, level) for row in zip(q, mdp.count, strict=True)])
 
     q = iterate(lambda q: mdp.backup(values(q)))
     return q, values(q)
@@ -1650,27 +1656,33 @@ def expectile_values(tau: float) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "head",
+    ("kind", "levels", "head"),
     [
-        "hl_gauss",
-        *(pytest.param(head, marks=pytest.mark.long) for head in ("scalar", "two_hot", "c51", "quantile")),
+        ("expectile", [0.5, 0.8, 0.95], "hl_gauss"),
+        *(
+            pytest.param("expectile", [0.5, 0.8, 0.95], head, marks=pytest.mark.long)
+            for head in ("scalar", "two_hot", "c51", "quantile")
+        ),
+        *(pytest.param("gumbel", [0.2, 1.0], head, marks=pytest.mark.long) for head in heads.NAMES),
     ],
 )
-def test_iql_finds_the_expectile_of_every_state_and_weighs_its_policy_by_it(head: str) -> None:
-    mdp, taus, beta = table(), [0.5, 0.8, 0.95], 2.0
+def test_iql_finds_the_implicit_value_of_every_state_and_weighs_its_policy_by_it(
+    kind: str, levels: list[float], head: str
+) -> None:
+    mdp, beta = table(), 2.0
     _, states = learn(
         "iql",
         TABULAR,
         mdp.batch,
         head,
         (32,),
-        {"expectile": taus},
+        {kind: levels},
         temperature=beta,
         **{**FAST, "learning_rate": 0.01},
     )
     every = np.indices((STATES, ACTIONS))
-    for tau, state in zip(taus, states, strict=True):
-        q, v = expectile_values(tau)
+    for level, state in zip(levels, states, strict=True):
+        q, v = implicit_values(kind, level)
         params, value = float64(state.params), numpy_head(head).value
         learned_q = value(critics(params["critic"], np.float64(EYE)[every[0]], every[1]))
         learned_v = value(mlp(params["value"], np.float64(EYE)))
