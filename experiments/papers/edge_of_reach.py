@@ -12,6 +12,8 @@ continue from their values, and nothing ever trains these. The study asks, with 
   ablation  minimum over N critics x EDAC's diversity x value head: is a bounded support enough?
   support   two critics with categorical heads whose support is ten times as wide, with as narrow bins, and a
             scalar whose targets are clipped to either support: is it the bound?
+  zero      two critics with HL-Gauss whose untrained values are near 0, as a scalar's are, and not in the middle of
+            the support, and a scalar whose values start there: is it the start?
   start     two and twenty critics, and two with HL-Gauss, from other initial weights
   oracle    other corrections: those points worth 0 instead of their value; the points that the last two steps reach
   fixed     true values, or 0, in 1 % of the plane's cells, which each seed draws once: the same points are corrected
@@ -20,7 +22,7 @@ continue from their values, and nothing ever trains these. The study asks, with 
 and checks the outcome that the paper's argument predicts. By default the story and the sweeps are run, 40 minutes of
 one core; the ablation alone is an hour and a half. What is finished in --workdir is not trained again unless its code
 or settings change: parts may be run side by side, and then all for one report:
---parts=story,k,N,ablation,support,start,oracle,fixed. What --stored=FOLDER,... holds is taken from there, without
+--parts=story,k,N,ablation,support,zero,start,oracle,fixed. What --stored=FOLDER,... holds is taken from there, without
 curves, so that figures which need them are not drawn again.
 
 Published are k = 10, the horizon of 30 and the oracle; the random controls, the sweeps and the ablation are what
@@ -71,6 +73,7 @@ class Variant(NamedTuple):
         1.0  # of a categorical head, or to which a scalar's targets are clipped, in widths of `SUPPORT`
     )
     start: str = "biased"  # initial weights; see `started`
+    untrained: float | None = None  # about the first values; None: 0 of a scalar, else the support's middle
     patch: str = ""  # which target values the oracle gives: see `patched`
 
 
@@ -94,6 +97,8 @@ ORACLES = [
     Variant(patch=patch) for patch in ("edge", "random", "edge, worth 0", "random, worth 0", "last two steps")
 ]
 FIXED = [Variant(patch=patch) for patch in ("fixed", "fixed, worth 0")]
+ZERO = [Variant(head="hl_gauss", support=width, untrained=0.0) for width in (1.0, 10.0)]
+ZERO += [Variant(untrained=sum(SUPPORT) / 2)]
 START = [Variant(critics, start=start) for start in STARTS for critics in (2, 20)]
 START += [Variant(head="hl_gauss", start=start) for start in STARTS[1:]]  # from the first: in the ablation
 
@@ -120,6 +125,7 @@ PARTS: dict[str, list[Variant]] = {
     "N": [Variant(critics=n) for n in CRITICS],
     "ablation": ABLATION,
     "support": [Variant(head=head, support=width) for width in (1.0, 10.0) for head in (*HEADS[1:], CLIPPED)],
+    "zero": ZERO,
     "start": START,
     "oracle": ORACLES,
     "fixed": FIXED,
@@ -176,6 +182,7 @@ def describe(variant: Variant) -> str:
     words += [f"{variant.start} start"] if variant.start != "biased" else []
     words += [variant.head] if variant.head != "scalar" else []
     words += [f"support x {variant.support:g}"] if variant.support != 1 else []
+    words += [f"values from {variant.untrained:g}"] if variant.untrained is not None else []
     words += [f"oracle ({variant.patch})"] if variant.patch else []
     return ", ".join(words)
 
@@ -221,10 +228,21 @@ def train_variant(settings: Settings, variant: Variant, work: studies.Work) -> d
 def value_head(variant: Variant) -> ValueHead:
     """The head of a variant's critics; bins of all supports are equally wide."""
     low, high = (variant.support * end for end in SUPPORT)
-    if variant.head != CLIPPED:
-        return heads.make(variant.head, low, high, round(50 * variant.support) + 1)
     scalar = heads.scalar()
+    if variant.head == "scalar":
+        return from_value(scalar, variant.untrained or 0.0)
+    if variant.head != CLIPPED:
+        return heads.make(variant.head, low, high, round(50 * variant.support) + 1, start=variant.untrained)
     return scalar._replace(target=lambda *backup: scalar.target(*backup).clip(low, high))
+
+
+def from_value(scalar: ValueHead, start: float) -> ValueHead:
+    """A scalar whose outputs of 0 stand for ``start``."""
+    return scalar._replace(
+        value=lambda outputs: scalar.value(outputs + start),
+        target=lambda reward, discount, outputs: scalar.target(reward, discount, outputs + start),
+        loss=lambda outputs, target: scalar.loss(outputs + start, target),
+    )
 
 
 def started(learner: Learner, start: str) -> Learner:
@@ -362,6 +380,9 @@ def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
         ("RAVL works: return above 35", ravl, RAVL, "return", studies.every(lambda x: x > 35)),
         ("a scalar with clipped targets fails, too", ours, Variant(head=CLIPPED), "return", bad),
         ("HL-Gauss needs no narrow support", ours, Variant(head="hl_gauss", support=10.0), "return", good),
+        ("HL-Gauss works with values from 0", ours, ZERO[0], "return", good),
+        ("nor does it then need a narrow support", ours, ZERO[1], "return", good),
+        ("a scalar fails with values from HL-Gauss's start, too", ours, ZERO[2], "return", bad),
     ]
     for start, words in (("library", "without biases"), ("transposed", "as RAVL's code has them")):
         works = f"with initial weights {words}: RAVL works: return above 35"

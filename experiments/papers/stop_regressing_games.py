@@ -39,7 +39,7 @@ from rl.values import heads
 
 GAMES = ("Breakout-MinAtar", "Asterix-MinAtar", "SpaceInvaders-MinAtar")
 PUBLISHED: list[str] = studies.published("stop_regressing")["ordering"]  # from best to worst
-SUPPORT, OUTPUTS = (-10.0, 10.0), 51
+OUTPUTS = 51
 ENVIRONMENTS = 8  # stepped together
 BLOCK = 8  # steps of each between updates
 STEPS_PER_UPDATE = 4
@@ -58,6 +58,8 @@ class Settings(studies.Settings):
     evaluations: int = 4  # while learning
     learning_rate: float = 3e-4  # of every head
     hidden: int = 128  # width of its two layers
+    low: float = -10.0  # of the support of heads that have one
+    high: float = 10.0  # likewise; values on Space Invaders exceed 10
     seed: int = 0  # of all
     out: str = "results/papers/stop_regressing_games"
 
@@ -127,7 +129,7 @@ def train_one(settings: Settings, name: str, head: str, work: studies.Work) -> n
 
 def learn(settings: Settings, game: World, name: str) -> np.ndarray:
     """Scores [evaluations, S] of DQN with the head called ``name``."""
-    head = heads.make(name, *SUPPORT, OUTPUTS)
+    head = heads.make(name, settings.low, settings.high, OUTPUTS)
     config = dqn.Config(
         target_rate=0.01,
         epsilon_updates=max(1, settings.steps // STEPS_PER_UPDATE // 4),
