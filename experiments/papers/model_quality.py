@@ -187,9 +187,10 @@ def _correlations() -> str:
 
 
 def _above(values: np.ndarray) -> tuple[bool | None, str]:
-    """Above 0 in every seed; open where a run diverged before it logged what is compared."""
-    holds, here = studies.every(lambda x: x > 0)(values)
-    return None if np.isnan(values).any() else holds, here
+    """Above 0 in every seed, or in none; open where seeds disagree or one diverged before it logged what is compared."""
+    above = values > 0
+    agree = above.all() == above.any() and not np.isnan(values).any()
+    return bool(above.all()) if agree else None, studies.extremes(values)
 
 
 def draw(folder: Path, settings: Settings, rows: list[dict[str, Any]]) -> None:
