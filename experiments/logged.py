@@ -205,12 +205,13 @@ def validator(
         return lambda state: {}
     batches = dataclasses.replace(settings, eval_every=math.ceil(_VALIDATION / period) * period)
     runs, run_keys = learners(batches, _frozen)
-    epoch = jax.jit(shard.over_mesh(runs.epoch, mesh))
+    # The state would come back as it went in, a copy of it.
+    report = jax.jit(lambda *inputs: shard.over_mesh(runs.epoch, mesh)(*inputs)[1])
     data, placed = _placed(settings, held_out, mesh), shard.place_keys(keys.of(run_keys, "validate"), mesh)
 
     def validate(state: State) -> dict[str, np.ndarray]:
-        _, report = epoch(state, data, placed)
-        return {f"validation/{name}": value for name, value in report.metrics.items()}
+        metrics = report(state, data, placed).metrics
+        return {f"validation/{name}": value for name, value in metrics.items()}
 
     return validate
 

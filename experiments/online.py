@@ -39,6 +39,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from typing import Any
 
@@ -54,6 +55,7 @@ from rl.envs.world import World
 from rl.interaction import FINAL_SUCCESS, SUCCESS, Trainer
 from rl.replay import transform
 from rl.replay.transform import Transform
+from rl.settings import require_share
 from rl.types import Learner, Spec
 from rl.values import heads
 
@@ -158,6 +160,7 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
         notes.note_unused_by_agent("online", settings, config, "env", spec)
         notes.note_unused(settings, "offline_data", "offline_ratio", "clip_actions", "shuffled")
         notes.note_unused(settings, "priority", "priority_correction")
+        note_relabelling(settings, config)
         exported = interaction.exported(config)
         return interaction.train(settings, this, trainer, learner, preprocessing, initial_state, **exported)
 
@@ -188,7 +191,8 @@ def check(settings: Settings) -> None:
     """Raises ValueError, naming the flag, on numbers that no run can have."""
     interaction.check(settings)
     checks.several_steps(settings)
-    checks.not_negative(settings, "priority", "priority_correction")
+    checks.not_negative(settings, "priority")
+    require_share("priority_correction", settings.priority_correction, "--")
     checks.chunk(settings)
     frames = stacked_frames(settings.env)
     check_chunk(settings)
@@ -224,6 +228,17 @@ def check(settings: Settings) -> None:
         raise ValueError(
             "--relabel_success is not for ALE games and pixels/, of which single frames are kept: leave it out"
         )
+
+
+def note_relabelling(settings: Settings, config: Any) -> None:
+    """Prints where successful episodes join logged data, and nobody treats these differently."""
+    if success(settings) is None or settings.offline_data or hasattr(config, "demonstrations"):
+        return
+    print(
+        f"note: --relabel_success={settings.relabel_success} changes nothing: there is no --offline_data that episodes "
+        f"could join, and {settings.agent} learns the same from demonstrations as from other steps",
+        file=sys.stderr,
+    )
 
 
 def note_no_processes(settings: Settings) -> None:
@@ -312,6 +327,8 @@ def mixture(settings: Settings, spec: Spec) -> data.Loaded | None:
         clip_actions=settings.clip_actions,
         environment=settings.env,
         shuffled=settings.shuffled,
+        # Of dictionaries the environment shows vectors where it is wrapped so.
+        flatten_observations=not isinstance(spec.observation_shape, Mapping),
     )
     if not checks.fits(loaded.spec, spec):
         raise ValueError(

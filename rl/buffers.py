@@ -152,7 +152,8 @@ def stacked_frames(
     """Rows that hold the newest of the ``depth`` frames seen, stacked when they are read (`rl.replay.frames`).
 
     Args:
-      depth: frames in each observation.
+      depth: frames in each observation; before an episode's first frame they must be 0, as
+        ``gymnasium.wrappers.FrameStackObservation(env, depth, padding_type="zero")`` has them.
       n, discount, environments, td_lambda: as in `steps`.
 
     Raises:

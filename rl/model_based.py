@@ -153,7 +153,7 @@ def make(
 
     def init(key: Key, dataset: Dataset) -> Carry:
         example = replay.take(dataset, jnp.arange(2))
-        row = jax.tree.map(lambda x: x[0], example)
+        row = jax.tree.map(lambda x: x[0], example._replace(origin=None))  # rollouts have none of their own
         return Carry(
             learner.init(keys.of(key, "init"), example), ring.empty(row, capacity) if from_rollouts else ()
         )

@@ -86,7 +86,7 @@ class Trainer:
 
     @property
     def carry(self) -> online.Carry:
-        """The learners' part of everything."""
+        """The learners' part of everything, until the next `advance`, `start` or `resume`, which delete its arrays."""
         return self._carry.learning
 
     def start(self, state: State | None = None) -> None:
@@ -284,6 +284,8 @@ def evaluator(
             chance = jax.vmap(lambda key: jax.random.fold_in(key, 2 * LONG_EPISODE + time))(each)
             first = jnp.full(over.shape, time == 1)
             action, memory = actor.act(states, memory, seen, first, chance)
+            # As in training (`rl.online.choose_actions`): a world is given actions within its box.
+            action = action if world.spec.discrete else jnp.clip(action, -1.0, 1.0)
             outcome = jax.vmap(world.step)(copies(time), world_state, action)
             running = over == 0
             reward = jnp.where(running, outcome.reward, 0.0)  # after its end an episode may return anything

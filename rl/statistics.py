@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import special
 
 _CHUNK = 2**22  # resampled scores held at once, 32 MiB
 _ROUNDING = 1e-9  # by which success rates that are the same may differ
@@ -162,8 +161,15 @@ def interval(scores: ArrayLike, confidence: float = 0.95) -> Interval:
     if len(x) == 1:
         return Interval(np.nan, np.nan)
     centre = x.mean()
-    half = special.stdtrit(len(x) - 1, (1 + confidence) / 2) * x.std(ddof=1) / np.sqrt(len(x))
+    half = _student(len(x), confidence) * x.std(ddof=1) / np.sqrt(len(x))
     return Interval(float(centre - half), float(centre + half))
+
+
+def _student(scores: int, confidence: float) -> float:
+    """The quantile of Student's distribution for a two-sided interval of so many scores."""
+    from scipy import special  # half a second that only intervals wait for
+
+    return float(special.stdtrit(scores - 1, (1 + confidence) / 2))
 
 
 def rate_interval(rates: ArrayLike, confidence: float = 0.95) -> Interval:
@@ -207,7 +213,7 @@ def rate_interval(rates: ArrayLike, confidence: float = 0.95) -> Interval:
     mean, variance = x.mean(), x.var(ddof=1)
     # Equal rates that are means over tasks may differ by rounding.
     spread = variance / (mean * (1 - mean)) if np.ptp(x) > _ROUNDING else 1.0
-    square = special.stdtrit(len(x) - 1, (1 + confidence) / 2) ** 2 * spread / len(x)
+    square = _student(len(x), confidence) ** 2 * spread / len(x)
     centre = (mean + square / 2) / (1 + square)
     half = np.sqrt(square * (mean * (1 - mean) + square / 4)) / (1 + square)
     return Interval(float(max(0.0, centre - half)), float(min(1.0, centre + half)))
@@ -232,7 +238,7 @@ def ratio_interval(x: ArrayLike, y: ArrayLike, confidence: float = 0.95) -> Inte
         raise ValueError(f"a ratio needs as many scores above as below, got {len(x)} and {len(y)}")
     if len(x) == 1 or student[1].low <= 0 <= student[1].high:
         return Interval(np.nan, np.nan)
-    square = special.stdtrit(len(x) - 1, (1 + confidence) / 2) ** 2 / len(x)
+    square = _student(len(x), confidence) ** 2 / len(x)
     # Where mean(x - r y)^2 = square var(x - r y), which is a r^2 - 2 b r + c = 0.
     (xx, xy), (_, yy) = np.outer([x.mean(), y.mean()], [x.mean(), y.mean()]) - square * np.cov(x, y)
     half = np.sqrt(max(0.0, xy**2 - xx * yy))

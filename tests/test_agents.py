@@ -1093,6 +1093,17 @@ def test_the_next_action_matters_only_to_rebrac_and_sarsa_and_where_it_was_logge
     jax.tree.map_with_path(assert_close, state, poisoned)
 
 
+def test_rows_that_sarsa_cannot_learn_from_have_no_priority() -> None:
+    """Nothing brings them nearer to their targets: prioritised replay would draw them again and again."""
+    learner, batch = build("discrete", "dqn", sarsa=True)
+    state = jax.eval_shape(learner.init, jax.random.key(0), batch)
+    state = jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), state)
+    distance = jax.jit(learner.weighted)(state, batch, jnp.ones(len(batch.reward)), jax.random.key(0))[2]
+    known = (batch.discount == 0) | (batch.has_next_action == 1)
+    assert 0 < known.sum() < len(known)
+    np.testing.assert_array_equal(distance > 0, known)
+
+
 @pytest.mark.parametrize("agent", ["td3", "td3_bc"])
 @pytest.mark.slow
 def test_td3s_policy_asks_the_first_critic_alone(agent: str) -> None:

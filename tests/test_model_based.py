@@ -96,7 +96,9 @@ def test_logged_rows_come_first_and_are_as_many_as_asked_for() -> None:
         state, metrics = plain.update(state, batch, key)
         return state, {**metrics, "misnamed": (batch.origin != (jnp.arange(20) >= 6)).sum()}
 
-    _, [report] = run(loop(learner=stub(update=update)), 1)
+    data = logged()
+    flagged = data._replace(transitions=data.transitions._replace(origin=np.zeros(50, np.int32)))
+    _, [report] = run(loop(learner=stub(update=update)), 1, flagged)
     assert report.metrics["logged"] == 6 and report.metrics["misnamed"] == 0
     assert report.metrics["logged_least"] == LOGGED and report.metrics["model_most"] < 2
 

@@ -354,7 +354,7 @@ def test_an_nnx_module_is_two_pure_functions_of_plain_dictionaries() -> None:
     @jax.jit
     def ask(params: Any) -> tuple[jax.Array, Any]:
         loss = lambda params: (members.apply(params, x) ** 2).sum()
-        return members.apply(params, x), jax.grad(loss)(params)
+        return members.apply(params, x, key=KEY), jax.grad(loss)(params)  # agents give their policies a key
 
     outputs, gradient = ask(params)
     for index, key in enumerate(jax.random.split(KEY, 2)):

@@ -196,10 +196,13 @@ def test_what_is_not_finite_ends_the_run_before_it_is_saved() -> None:
 
 
 def test_evaluations_play_whole_episodes() -> None:
-    """Of two policies, which always push right or left: one falls off after five steps, one after six."""
+    """Of two policies, which always push right or left: one falls off after five steps, one after six.
+
+    A push of 5 is clipped to 1, as in training.
+    """
     act = lambda state, observation, key: jnp.broadcast_to(state.params, (*observation.shape[:-1], 1))
     actor = acting.over_seeds(acting.memoryless(act), train.STACKED)
-    states = State(jnp.float32([1.0, -1.0]), {}, {}, 0)
+    states = State(jnp.float32([5.0, -1.0]), {}, {}, 0)
     scores = on_device.evaluator(line(), actor, 3, 2, 0)(states, 1)
     assert scores["length"].tolist() == [[5] * 3, [6] * 3]
     push = [0.21 * np.arange(1, 6), 0.19 * np.arange(1, 7)]

@@ -1072,7 +1072,7 @@ def test_critics_are_exported_with_a_policy_of_whose_draws_they_choose_one(tmp_p
         ({"envs": 0}, "--envs=0 must be at least 1"),
         ({"seed": -1}, "--seed must be at least 0, not -1"),
         ({"priority": -0.5}, "--priority must be at least 0, not -0.5"),
-        ({"priority_correction": math.nan}, "--priority_correction must be at least 0, not nan"),
+        ({"priority_correction": math.nan}, "--priority_correction=nan must be between 0 and 1"),
         ({"eval_episodes": 1}, "--eval_episodes=1: give at least 2"),
         ({"utd": 0.0}, "--utd must be positive"),
         ({"head": "quantile", "head_kappa": -1.0}, "--head_kappa=-1 must be above 0"),

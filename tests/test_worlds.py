@@ -384,11 +384,15 @@ COUNTER = base.true(lambda observation, action: (observation + action, (observat
 
 
 def test_rollouts_by_hand() -> None:
-    """Over 3 the episode is terminated: that row is kept, later ones are not, and the state stands still."""
+    """Over 3 the episode is terminated: that row is kept, later ones are not, and the state stands still.
+
+    An action of 5 is clipped to 1, in the row, too.
+    """
     over = lambda following: following[..., 0] > 3
-    act = lambda observation, key: jnp.ones_like(observation)
+    act = lambda observation, key: 5 * jnp.ones_like(observation)
     steps, valid = rollout.roll(COUNTER, over, act, 4, (), jnp.array([[0.0], [2.0], [5.0]]), KEY)
     assert valid.T.tolist() == [[True] * 4, [True, True, False, False], [True, False, False, False]]
+    assert (steps.action == 1).all()
     assert steps.observation[..., 0].T.tolist() == [[0, 1, 2, 3], [2, 3, 3, 3], [5, 5, 5, 5]]
     assert steps.next_observation[:, 0, 0].tolist() == [1, 2, 3, 4]
     assert steps.reward[:2, 1].tolist() == [3, 4]
@@ -452,6 +456,6 @@ def test_the_penalty_is_taken_off_the_reward_of_the_state_it_was_asked_about() -
 
 
 def test_every_step_and_row_of_a_rollout_has_its_own_randomness() -> None:
-    act = lambda observation, key: jax.random.normal(key, observation.shape)
+    act = lambda observation, key: jax.random.uniform(key, observation.shape)
     steps, _ = rollout.roll(COUNTER, termination.never, act, 5, (), jnp.zeros((6, 1)), KEY)
     assert len(set(np.ravel(steps.action))) == 30

@@ -187,7 +187,7 @@ def _correlations() -> str:
 
 
 def _above(values: np.ndarray) -> tuple[bool | None, str]:
-    """Above 0 in every seed, or in none; open where seeds disagree or one diverged before it logged what is compared."""
+    """Above 0 in every seed or in none; open where seeds disagree or one diverged before it logged that."""
     above = values > 0
     agree = above.all() == above.any() and not np.isnan(values).any()
     return bool(above.all()) if agree else None, studies.extremes(values)

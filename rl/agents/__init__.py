@@ -31,7 +31,7 @@ and by these names for fields of its ``Config``:
 | ``discount`` | gamma, for supports, returns over several steps, chunks, estimates, robust targets and goals |
 | ``chunk_discount`` | gamma of rewards within a chunk of actions |
 | ``goals`` | a `rl.replay.goals.Hindsight`: it learns to reach goals, from batches that are drawn so (`GOALS`) |
-| ``policy_delay`` | updates per update of the policy, whose metrics are 0 on the others |
+| ``policy_delay`` | updates per update of the policy, whose metrics are 0 on the others and times the delay on it |
 | ``ignore_terminals`` | it bootstraps beyond terminations, and is not combined with returns over several steps |
 | ``slow_policy`` | it acts by the target network: that is what is exported |
 | ``candidates`` and ``extraction`` | it acts by the best of several draws, so that its critics are exported, too |

@@ -131,8 +131,8 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
         logged = batch.next_action if config.sarsa else None
         next_outputs, bonus = bootstrap(state, batch.next_observation, logged)
         discount = config.discount * batch.discount
-        if config.sarsa:  # a terminal step has a target without a next action
-            weight = weight * jnp.where(discount > 0, batch.has_next_action, 1.0)
+        # A terminal step has a target without a next action.
+        known = jnp.where(discount > 0, batch.has_next_action, 1.0) if config.sarsa else 1.0
         reward = batch.reward + log_policy(state, batch)
         backup = (reward + discount * bonus, discount, next_outputs)
         target, clipped = head.target(*backup), head.clipped(*backup).mean()
@@ -141,7 +141,8 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
             q = bellman.at_action(network.apply(params["q"], batch.observation), batch.action)
             each = head.loss(q, target)
             distance = heads.divergence(head, q, target)
-            return (weight * each).mean(), (distance, head.value(q).mean())
+            # A row without a target has no priority either, or it would be drawn again and again.
+            return (weight * known * each).mean(), (known * distance, head.value(q).mean())
 
         (value, (distance, q)), gradients = jax.value_and_grad(loss, has_aux=True)(state.params)
         state = follow(descend(state, gradients, optimisers), config.target_rate, config.target_period)

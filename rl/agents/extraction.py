@@ -10,15 +10,13 @@ of a `rl.networks.mlp.unit_policy`, clipped to the box of actions.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rl.networks import mlp
 from rl.types import Array, Metrics, Spec
 from rl.values import losses
 
 if TYPE_CHECKING:
-    from typing import Any
-
     import distrax
 
 EXTRACTIONS = ("ddpg_bc", "awr")

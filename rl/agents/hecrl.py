@@ -285,8 +285,4 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
 
 
 target_range = gcivl.target_range
-
-
-def unused(config: Config) -> dict[str, str]:
-    """Settings that do nothing; see `rl.agents.unused`."""
-    return subgoals.unused(config)
+unused = subgoals.unused

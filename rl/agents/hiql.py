@@ -188,16 +188,19 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
         del key
         return values(state.params, observation)
 
-    def nearest(state: State, memory: Any, observation: Any, candidates: Array) -> Array:
+    def nearest(state: State, memory: Any, observation: Any, candidates: Any) -> Any:
         """The candidates that are represented most like what is proposed."""
         del memory
         proposed = scaled(high.apply(state.params["high_policy"], observation).mode())
         lead = proposed.shape[:-1]
-        here = jnp.expand_dims(observation[OBSERVATION], len(lead))
-        shape = (*lead, *candidates.shape)
-        pairs = {OBSERVATION: jnp.broadcast_to(here, shape), GOAL: jnp.broadcast_to(candidates, shape)}
+        count = len(jax.tree.leaves(candidates)[0])
+        beside = lambda x: jnp.broadcast_to(x, (*lead, count, *x.shape[len(lead) + 1 :]))
+        here = jax.tree.map(lambda x: beside(jnp.expand_dims(x, len(lead))), observation[OBSERVATION])
+        there = jax.tree.map(lambda x: jnp.broadcast_to(x, (*lead, *x.shape)), candidates)
+        pairs = {OBSERVATION: here, GOAL: there}
         represented = scaled(representation.apply(state.params["representation"], pairs))
-        return candidates[jnp.einsum("...cn,...n->...c", represented, proposed).argmax(-1)]
+        best = jnp.einsum("...cn,...n->...c", represented, proposed).argmax(-1)
+        return jax.tree.map(lambda x: x[best], candidates)
 
     return augmented(Learner(init, update, act, continuation, subgoal=nearest), spec, config.network)
 

@@ -54,7 +54,8 @@ def delayed(
 ) -> tuple[State, Metrics]:
     """``improve(state)`` on every ``period``-th update; its metrics are 0 on the others.
 
-    They are scaled, so that their mean over an epoch is that over the updates which were made.
+    They are scaled by ``period``, so that their mean over an epoch of a multiple of it is that over the updates which
+    were made; over other epochs it is too large or too small by up to one of these.
     """
     if period == 1:
         return improve(state)

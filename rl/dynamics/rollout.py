@@ -54,7 +54,7 @@ def roll(
     Args:
       dynamics: the world.
       terminates: which next observations end an episode.
-      act: (observations [B, O], key) -> actions [B, D] or [B] int32.
+      act: (observations [B, O], key) -> actions [B, D], clipped to [-1, 1], or [B] int32.
       length: ``k``.
       params: of the world.
       observation: [B, O] starts.
@@ -79,6 +79,8 @@ def step(
         observation, alive = ongoing
         act_key, step_key = jax.random.split(key)
         action = act(observation, act_key)
+        if jnp.issubdtype(action.dtype, jnp.floating):
+            action = jnp.clip(action, -1.0, 1.0)  # as environments clip them: a model has seen no other ones
         following, reward = dynamics.step(params, observation, action, step_key)
         if penalty:
             reward = reward - penalty(*dynamics.predict(params, observation, action))

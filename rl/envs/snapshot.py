@@ -1,7 +1,8 @@
 """The whole state of an environment as JSON, so that a run can stop in the middle of an episode and go on.
 
-Possible where everything that an environment and its wrappers remember is plain: numbers, text, NumPy arrays and
-generators, containers of these, and the state of a MuJoCo simulation or of an Atari console. An object may stand in
+Possible where everything that an environment and its wrappers remember is plain: numbers, text, NumPy arrays,
+generators of NumPy or Python, lists, dictionaries and the like of these, the moments of a normalising wrapper, and the
+state of a MuJoCo simulation or of an Atari console. An object may stand in
 several places, but no array may be a part of another. Classic control, the MuJoCo tasks, Adroit and OGBench's mazes are
 such. Others (OGBench's manipulation tasks) say what stands in the way.
 """
@@ -9,6 +10,7 @@ such. Others (OGBench's manipulation tasks) say what stands in the way.
 from __future__ import annotations
 
 import base64
+import random
 import types
 from collections import OrderedDict, deque
 from collections.abc import Callable
@@ -16,6 +18,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.wrappers.utils import RunningMeanStd
 from numpy.lib import array_utils
 
 # JSON: one dict for each wrapper from the outermost, then the environment itself, and those that any of them holds.
@@ -157,9 +160,16 @@ class _Encoder:
             return {"generator": self.encode(value.bit_generator, where)}
         if isinstance(value, np.random.BitGenerator):
             return {"bits": self.encode(value.state, where)}
-        if type(value) in (dict, OrderedDict) and all(type(key) is str for key in value):
-            items = {key: self.encode(item, where) for key, item in value.items()}
-            return {"dict": items, "ordered": type(value) is OrderedDict}
+        if type(value) in (dict, OrderedDict):
+            if all(type(key) is str for key in value):
+                items = {key: self.encode(item, where) for key, item in value.items()}
+                return {"dict": items, "ordered": type(value) is OrderedDict}
+            pairs = [[self.encode(key, where), self.encode(item, where)] for key, item in value.items()]
+            return {"pairs": pairs, "ordered": type(value) is OrderedDict}
+        if type(value) is random.Random:
+            return {"random": self.encode(value.getstate(), where)}
+        if type(value) is RunningMeanStd:
+            return {"moments": self.encode(vars(value), where)}
         if type(value) in (list, deque):
             members = [self.encode(item, where) for item in value]
             return {_kind(value): members, "most": getattr(value, "maxlen", None)}
@@ -228,11 +238,20 @@ class _Decoder:
             ), lambda: None
         if "bits" in value:
             return _bits(self.decode(value["bits"])), lambda: None
-        if "dict" in value:
+        if "random" in value:
+            chance = random.Random()
+            chance.setstate(self.decode(value["random"]))
+            return chance, lambda: None
+        if "moments" in value:
+            moments = RunningMeanStd()
+            return moments, lambda: vars(moments).update(self.decode(value["moments"]))
+        if "dict" in value or "pairs" in value:
             whole: Any = OrderedDict() if value.get("ordered") else {}
-            return whole, lambda: whole.update(
-                {key: self.decode(item) for key, item in value["dict"].items()}
-            )
+            pairs = value["dict"].items() if "dict" in value else value["pairs"]
+            fill = lambda: {
+                key if isinstance(key, str) else self.decode(key): self.decode(x) for key, x in pairs
+            }
+            return whole, lambda: whole.update(fill())
         name = "list" if "list" in value else "deque"
         items: Any = [] if name == "list" else deque(maxlen=value["most"])
         return items, lambda: items.extend(self.decode(item) for item in value[name])

@@ -104,15 +104,16 @@ def episode(template: Template, tokenizer: Any, chat: Chat, ends: Sequence[int])
     text = template.write(chat.messages, chat.tools, False)
     text, marked = _unmarked(text)
     encoding = tokenizer.encode(text, add_special_tokens=False)
+    ids, offsets = encoding.ids, encoding.offsets  # each makes a list of the whole text anew
     if template.is_marked:
-        spans = [_tokens(encoding, *span) for span in marked if span[0] < span[1]]
+        spans = [_tokens(offsets, *span) for span in marked if span[0] < span[1]]
         if len(spans) != len(answers):
             raise ValueError(
                 f"the model's chat template marks {len(spans)} answers, and there are {len(answers)}: a reward would "
                 "have no place. Leave the line out, or mark each answer in the template by {% generation %}"
             )
     else:
-        spans = [_answer(template, text, encoding, chat, number, ends) for number in answers]
+        spans = [_answer(template, text, ids, offsets, chat, number, ends) for number in answers]
     rewards = chat.rewards or (0.0,) * len(chat.messages)
     turns, last = [], 0
     for number, (start, end) in zip(answers, spans, strict=True):
@@ -120,9 +121,9 @@ def episode(template: Template, tokenizer: Any, chat: Chat, ends: Sequence[int])
             raise ValueError(
                 f"the answer in message {number + 1} begins before the one before it ends: leave the line out"
             )
-        turns += [Turn(encoding.ids[last:start]), Turn(encoding.ids[start:end], True, rewards[number])]
+        turns += [Turn(ids[last:start]), Turn(ids[start:end], True, rewards[number])]
         last = end
-    turns.append(Turn(encoding.ids[last:]))
+    turns.append(Turn(ids[last:]))
     return join(turns, chat.terminated, float(chat.imitate))
 
 
@@ -137,7 +138,13 @@ def prompt(template: Template, tokenizer: Any, chat: Chat) -> list[int]:
 
 
 def _answer(
-    template: Template, text: str, encoding: Any, chat: Chat, number: int, ends: Sequence[int]
+    template: Template,
+    text: str,
+    ids: Sequence[int],
+    offsets: Sequence[tuple[int, int]],
+    chat: Chat,
+    number: int,
+    ends: Sequence[int],
 ) -> tuple[int, int]:
     """Where the tokens of the answer in a message begin and end."""
     before = template.write(chat.messages[:number], chat.tools, True)
@@ -147,8 +154,8 @@ def _answer(
             "follows, so that the answer's place is unknown: mark it in the template by {% generation %}, or give a "
             "line for each answer"
         )
-    start, _ = _tokens(encoding, len(before), len(text))
-    end = next((place + 1 for place in range(start, len(encoding.ids)) if encoding.ids[place] in ends), None)
+    start, _ = _tokens(offsets, len(before), len(text))
+    end = next((place + 1 for place in range(start, len(ids)) if ids[place] in ends), None)
     if end is None:
         raise ValueError(
             f"the answer in message {number + 1} has no end: none of the tokens that end a text follows in the model's "
@@ -157,13 +164,12 @@ def _answer(
     return start, end
 
 
-def _tokens(encoding: Any, start: int, end: int) -> tuple[int, int]:
-    """The tokens of a part of the text; those that reach beyond it belong to it."""
-    # By where tokens begin and end: spaces may be no part of any (tokenizers that trim offsets), and a character may be
-    # several tokens, its bytes.
-    size = len(encoding.ids)
-    first = next((place for place, (_, stop) in enumerate(encoding.offsets) if stop > start), size)
-    after = next((place for place in range(first, size) if encoding.offsets[place][0] >= end), size)
+def _tokens(offsets: Sequence[tuple[int, int]], start: int, end: int) -> tuple[int, int]:
+    """The tokens of a part of the text, by where each begins and ends; those that reach beyond it belong to it."""
+    # Spaces may be no part of any (tokenizers that trim offsets), and a character may be several tokens, its bytes.
+    size = len(offsets)
+    first = next((place for place, (_, stop) in enumerate(offsets) if stop > start), size)
+    after = next((place for place in range(first, size) if offsets[place][0] >= end), size)
     return first, after
 
 

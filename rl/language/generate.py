@@ -112,17 +112,11 @@ def generator(
     def generate(params: Params, prompts: Array, segment: Array, key: Key) -> Texts:
         rows, length = prompts.shape
         cache = decoder.cache(rows, length + steps)
-        choice, cache = decoder.extend(params, prompts, segment, cache)
         blank = Texts(
             jnp.zeros((rows, steps), jnp.int32), jnp.zeros(rows, jnp.int32), jnp.zeros((rows, steps))
         )
 
-        def unfinished(carry) -> Array:
-            step, *_, over = carry
-            return (step < steps) & ~over.all()
-
-        def add(carry):
-            step, choice, cache, texts, over = carry
+        def write(step, choice, texts, over):
             token = choose(choice.logits, jax.random.fold_in(key, step), temperature, top_p, choice.policy)
             chance = jnp.take_along_axis(jax.nn.log_softmax(choice.logits), token[:, None], 1)[:, 0]
             texts = Texts(
@@ -130,12 +124,22 @@ def generator(
                 texts.length + ~over,
                 texts.log_prob.at[:, step].set(jnp.where(over, 0.0, chance)),
             )
-            over = over | (token[:, None] == stops).any(1)
-            choice, cache = decoder.extend(params, token[:, None], jnp.ones((rows, 1), jnp.int32), cache)
-            return step + 1, choice, cache, texts, over
+            return token, texts, over | (token[:, None] == stops).any(1)
 
-        start = (jnp.zeros((), jnp.int32), choice, cache, blank, jnp.zeros(rows, bool))
-        return jax.lax.while_loop(unfinished, add, start)[3]
+        def unfinished(carry) -> Array:
+            step, *_, over = carry
+            return (step < steps) & ~over.all()
+
+        def add(carry):
+            step, token, cache, texts, over = carry
+            choice, cache = decoder.extend(params, token[:, None], jnp.ones((rows, 1), jnp.int32), cache)
+            token, texts, over = write(step, choice, texts, over)
+            return step + 1, token, cache, texts, over
+
+        # The last token is written and not read: each pass of the model is of a token that another one follows.
+        choice, cache = decoder.extend(params, prompts, segment, cache)
+        token, texts, over = write(0, choice, blank, jnp.zeros(rows, bool))
+        return jax.lax.while_loop(unfinished, add, (jnp.ones((), jnp.int32), token, cache, texts, over))[3]
 
     return generate
 
@@ -163,7 +167,7 @@ def _in_nucleus(logits: Array, top_p: float) -> Array:
     order = jnp.argsort(logits, -1, descending=True)  # of equal ones the earlier comes first
     ordered = jnp.take_along_axis(jax.nn.softmax(logits), order, -1)
     kept = jnp.cumsum(ordered, -1) - ordered < top_p  # the likeliest always is
-    return jnp.take_along_axis(kept, jnp.argsort(order, -1), -1)
+    return jnp.put_along_axis(jnp.zeros(logits.shape, bool), order, kept, -1, inplace=False)
 
 
 def pad_left(prompts: Sequence[Sequence[int]], length: int | None = None) -> tuple[np.ndarray, np.ndarray]:

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 from rl import statistics
 
@@ -95,8 +94,9 @@ def table(summary: Mapping[str, Any]) -> str:
 
 def _above(scores: np.ndarray, right: np.ndarray) -> float:
     """How often a right answer has a higher score than a wrong one (the statistic of Mann and Whitney)."""
-    ranks = stats.rankdata(scores)[right]
-    return float((ranks.sum() - len(ranks) * (len(ranks) + 1) / 2) / (len(ranks) * (~right).sum()))
+    wrong = np.sort(scores[~right])
+    below = np.searchsorted(wrong, scores[right], "left") + np.searchsorted(wrong, scores[right], "right")
+    return float(below.sum() / (2 * len(wrong) * right.sum()))  # of equal ones half
 
 
 def _rate(each: np.ndarray) -> dict[str, Any]:

@@ -53,7 +53,11 @@ def from_nnx(make: Callable[[nnx.Rngs], nnx.Module]) -> Network:
     def init(key: Key, *inputs: Array) -> Params:
         return nnx.to_pure_dict(nnx.state(make(nnx.Rngs(key)), nnx.Param))
 
-    return Network(init, apply=lambda params, *inputs: nnx.merge(graph, params)(*inputs))
+    def apply(params: Params, *inputs: Array, key: Key | None = None) -> Any:
+        del key  # a dropout keeps keys, and is refused above
+        return nnx.merge(graph, params)(*inputs)
+
+    return Network(init, apply)
 
 
 def ensemble(network: Network, members: int) -> Network:

@@ -120,16 +120,17 @@ def n_step(dataset: Dataset, n: int, discount: float, reward_discount: float | N
         later = np.minimum(start + k, end)
         reward += np.where(start + k <= end, weight[k] * steps.reward[later], 0)
     known = steps.has_next_action[end] > 0
-    last = jax.tree.map(lambda x: x[end], steps)
+    # Of what is kept alone: observations may be large.
+    at_end = lambda column: jax.tree.map(lambda x: x[end], column)
     return dataset._replace(
         transitions=steps._replace(
             reward=reward,
-            discount=powers(discount)[end - start] * last.discount,
-            next_observation=last.next_observation,
+            discount=powers(discount)[end - start] * at_end(steps.discount),
+            next_observation=at_end(steps.next_observation),
             next_action=np.where(
-                known.reshape(-1, *(1,) * (steps.action.ndim - 1)), last.next_action, steps.action
+                known.reshape(-1, *(1,) * (steps.action.ndim - 1)), at_end(steps.next_action), steps.action
             ),
-            has_next_action=last.has_next_action,
+            has_next_action=at_end(steps.has_next_action),
         ),
         returns=Returns(n, discount, within),
     )

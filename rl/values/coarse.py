@@ -209,4 +209,4 @@ def append(tokens: Tokens, token: int | Array, cells: Array, bins: Array) -> Arr
     """Cells [..., D] with the bin [...] that ``token`` chooses, whose digit was still 0."""
     place = tokens.grid.place(jnp.asarray(tokens.level)[token])
     mine = jnp.arange(cells.shape[-1]) == jnp.asarray(tokens.dimension)[token]
-    return cells + mine * (bins * place)[..., None]
+    return cells + mine * (bins.astype(cells.dtype) * place)[..., None]
