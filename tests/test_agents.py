@@ -973,6 +973,17 @@ def test_one_update_is_the_docstrings_equations(case: Case, step: int) -> None:
         np.testing.assert_allclose(metrics[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
+def test_actions_are_those_of_the_parameters_and_not_of_their_targets(case: Case) -> None:
+    """But for CQN's, which are of its targets; the targets here are no copies."""
+    act = jax.jit(case.learner.act)
+    other = case.state._replace(target=jax.tree.map(lambda x: -x, case.state.target))
+    taken, others = (act(state, case.batch.observation, jax.random.key(0)) for state in (case.state, other))
+    if case.agent == "cqn":
+        assert (taken != others).any()
+    else:
+        np.testing.assert_array_equal(taken, others)
+
+
 def test_critics_say_what_their_parameters_do(case: Case) -> None:
     if case.agent == "bc":
         assert case.learner.critics is None
@@ -1007,7 +1018,9 @@ def test_critics_say_what_their_parameters_do(case: Case) -> None:
 @pytest.mark.parametrize("agent", ["fql", "ifql", "iql"])
 def test_who_acts_by_draws_takes_the_best_of_them(agent: str) -> None:
     """One step of FQL's policy; of several draws of a flow, or of IQL's policy, the critics' minimum decides."""
-    fields = {"candidates": 5} if agent == "iql" else {}
+    fields: dict[str, Any] = {"candidates": 5} if agent == "iql" else {}
+    if agent == "ifql":
+        fields = {"integrator": "midpoint"}
     learner, batch = build("continuous", agent, network=Architecture(), **fields)
     state, key, rows = start(learner, batch), jax.random.key(3), random_batch(False).observation
     result = jax.jit(learner.act)(state, rows, key)
@@ -1018,7 +1031,8 @@ def test_who_acts_by_draws_takes_the_best_of_them(agent: str) -> None:
     elif agent == "ifql":
         drawn = list(np.asarray(jax.random.normal(key, (8, 3, 2))).swapaxes(0, 1))
         for time in (0.0, 0.5):
-            drawn = [x + 0.5 * velocity(params["flow"], rows, x, time) for x in drawn]
+            slope = lambda x, time: velocity(params["flow"], rows, x, time)
+            drawn = [x + 0.5 * slope(x + 0.25 * slope(x, time), time + 0.25) for x in drawn]
     else:
         policy = networks.behaviour_policy(Spec((3,), 2), (4, 4), Architecture())
         drawn = list(policy.apply(state.params["policy"], rows).sample(seed=key, sample_shape=(5,)))
@@ -1047,11 +1061,12 @@ def test_exploration_is_what_its_settings_say() -> None:
     wide = {**state.params, "policy": jax.tree.map(lambda x: 50 * x, state.params["policy"])}
     assert np.abs(explore(state._replace(params=wide), rows, key)).max() == 1
 
-    learner, state, explore = explored("continuous", "sac")
-    mean, log_std = np.split(mlp(float64(state.params["policy"]), rows[0]), 2)
-    raw = np.arctanh(np.float64(explore(state, rows, key)))
-    np.testing.assert_allclose(raw.mean(0), mean, atol=0.1 * np.exp(log_std).max())
-    np.testing.assert_allclose(raw.std(0), np.exp(log_std), rtol=0.05)
+    for agent in ("sac", "cql"):
+        learner, state, explore = explored("continuous", agent)
+        mean, log_std = np.split(mlp(float64(state.params["policy"]), rows[0]), 2)
+        raw = np.arctanh(np.float64(explore(state, rows, key)))
+        np.testing.assert_allclose(raw.mean(0), mean, atol=0.1 * np.exp(log_std).max())
+        np.testing.assert_allclose(raw.std(0), np.exp(log_std), rtol=0.05)
 
     learner, state, explore = explored("continuous", "iql")
     policy = {**state.params["policy"], "log_std": np.full(DIMENSIONS, -3, np.float32)}

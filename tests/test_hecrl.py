@@ -299,7 +299,8 @@ def test_candidates_keep_the_ids_of_the_entities() -> None:
     config = hecrl.Config(candidates=5, diffusion_steps=2, ids=3, network=TINY)
     s = entity.with_ids(jnp.zeros((2, COUNT, FEATURES)), jnp.array([0, 2, 1]), 3)
     proposal = subgoals.by_diffusion(config, FEATURES + 3)
-    draw = jax.jit(lambda: proposal.draw(proposal.init(KEY, s, s), s, s, KEY))
+    g = entity.with_ids(jnp.ones((2, COUNT, FEATURES)), jnp.array([2, 1, 0]), 3)  # of another episode
+    draw = jax.jit(lambda: proposal.draw(proposal.init(KEY, s, g), s, g, KEY))
     candidates = draw()
     assert candidates.shape == (2, 5, COUNT, FEATURES + 3)
     np.testing.assert_array_equal(

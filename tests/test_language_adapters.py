@@ -98,6 +98,9 @@ def test_adapters_start_at_the_frozen_model_which_has_no_gradient() -> None:
         adapters.Batch(data(), params),
     )
     start = jax.jit(learner.init)(jax.random.key(0), batch)
+    leaves = jax.tree_util.tree_leaves_with_path(start.params)
+    for a in (x for path, x in leaves if jax.tree_util.keystr(path).endswith("['a']")):  # U(+-1/sqrt(inputs))
+        assert 0.6 < np.abs(a).max() * np.sqrt(a.shape[-2]) < 1
     whole = adapters.whole(start, params)
     expected = logits(trunk, params)
     for weights in (whole.params["policy"], whole.params["trunk"], whole.target["trunk"]):

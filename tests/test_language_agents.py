@@ -401,7 +401,9 @@ def test_ilql_losses_equal_the_plain_form() -> None:
         chooser, text = ilql.decoder(QUICK, lm, value_head), batch.tokens[:, :2]
         params, cache = ilql.decoder_params(state), chooser.cache(*text.shape)
         played = chooser.extend(params, text, jnp.ones_like(text), cache)[0].logits
-        return metrics, ilql.token_values(QUICK, lm, value_head)(state, batch), played
+        key = jax.random.key(0)
+        asked = learners[0].value(state, text, key), learners[0].act(state, text, key)
+        return metrics, ilql.token_values(QUICK, lm, value_head)(state, batch), played, asked
 
     @jax.jit
     def values(params: Any, slow: Any) -> tuple[Any, ...]:
@@ -415,7 +417,9 @@ def test_ilql_losses_equal_the_plain_form() -> None:
     one_hot = np.eye(5)[np.asarray(batch.tokens[:, 1:3])]
     q, q_slow = (q_all * one_hot).sum(-1), (slow_all * one_hot).sum(-1).min(0)
     reward = np.asarray(batch.reward[:, 1:3])
-    losses, judged, played = ours(state)
+    losses, judged, played, (value, action) = ours(state)
+    np.testing.assert_allclose(value, v[:, 1], rtol=1e-5)  # not by the targets, which are others
+    np.testing.assert_array_equal(action, played.argmax(-1))
     policy = np.log(softmax(logits_of(state.params["policy"], batch.tokens)[:, :2], -1))
     np.testing.assert_allclose(played, policy[:, 1] + 4.0 * slow_all.min(0)[:, 1], rtol=1e-4, atol=1e-4)
     cloned = np.asarray(batch.imitate[:, 1:3])  # of one text: the mean is of its tokens alone

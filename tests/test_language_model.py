@@ -274,6 +274,20 @@ def test_steering_adds_the_advantage_to_the_log_policy() -> None:
     nucleus = generate.generator(generate.steered(generate.decoder(lm), values, 50.0), 3, top_p=1e-6)
     texts = alone(params, prompts, segment, jax.random.key(0)).tokens
     np.testing.assert_array_equal(nucleus((params, other), prompts, segment, jax.random.key(0)).tokens, texts)
+    # Both caches go on: each token is that of the whole text before it, read anew.
+    written = generate.generator(steered, 3, temperature=0.0)(
+        (params, other), prompts, segment, jax.random.key(0)
+    )
+    read = jax.jit(
+        lambda params, text, of: steered.extend(params, text, of, steered.cache(*text.shape))[0].logits
+    )
+    whole, mine = prompts, segment
+    for step in range(3):
+        chances = log_softmax(np.asarray(read((params, other), whole, mine)), -1)
+        np.testing.assert_array_equal(written.tokens[:, step], chances.argmax(-1))
+        np.testing.assert_allclose(written.log_prob[:, step], chances.max(-1), atol=1e-4)
+        whole = np.concatenate([whole, chances.argmax(-1)[:, None]], 1).astype(np.int32)
+        mine = np.concatenate([mine, np.ones((3, 1), np.int32)], 1)
 
 
 def test_bad_requests() -> None:

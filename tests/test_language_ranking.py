@@ -103,6 +103,8 @@ def test_ranked_pass_at_k() -> None:
     assert ranking.ranked_pass_at_k(passed, scores, 1) == 0.0
     assert ranking.ranked_pass_at_k(passed, scores, 2) == 0.5
     assert ranking.ranked_pass_at_k(passed, scores, 3) == 1.0
+    # A wrong answer before two that share the second place.
+    assert ranking.ranked_pass_at_k(passed[:1], np.array([[3.0, 2.0, 2.0]]), 2) == 0.5
     with pytest.raises(ValueError, match="cannot take 4 of 3"):
         ranking.ranked_pass_at_k(passed, scores, 4)
     with pytest.raises(ValueError, match="not finite"):

@@ -354,12 +354,16 @@ def test_an_nnx_module_is_two_pure_functions_of_plain_dictionaries() -> None:
     @jax.jit
     def ask(params: Any) -> tuple[jax.Array, Any]:
         loss = lambda params: (members.apply(params, x) ** 2).sum()
-        return members.apply(params, x, key=KEY), jax.grad(loss)(params)  # agents give their policies a key
+        return members.apply(params, x), jax.grad(loss)(params)
 
     outputs, gradient = ask(params)
     for index, key in enumerate(jax.random.split(KEY, 2)):
         np.testing.assert_allclose(outputs[index], Own(nnx.Rngs(key))(x), rtol=1e-5, atol=1e-6)
     assert jax.tree.structure(gradient) == jax.tree.structure(params)
+    one = jax.tree.map(lambda x: x[0], params)
+    np.testing.assert_allclose(
+        network.apply(one, x, key=KEY), outputs[0], rtol=1e-5
+    )  # as agents ask policies
     assert all((np.asarray(leaf) != 0).any() for leaf in jax.tree.leaves(gradient))
     for more, kept in (
         (lambda rngs: nnx.BatchNorm(6, rngs=rngs), "more.mean"),
@@ -429,6 +433,42 @@ def test_a_dictionary_of_vectors_is_their_concatenation(leading: tuple[int, ...]
         np.testing.assert_array_equal(output, jax.jit(plain.apply)(params, vector, *more))
 
 
+def windows(x: np.ndarray, size: int, stride: int, fill: float) -> np.ndarray:
+    """Of an image [H, W, C], padded as TensorFlow's "SAME" does: [H', W', C, size, size]."""
+    pads = []
+    for length in x.shape[:2]:
+        total = max((-(-length // stride) - 1) * stride + size - length, 0)
+        pads.append((total // 2, total - total // 2))
+    padded = np.pad(x, [*pads, (0, 0)], constant_values=fill)
+    return np.lib.stride_tricks.sliding_window_view(padded, (size, size), axis=(0, 1))[::stride, ::stride]
+
+
+def convolved(x: np.ndarray, layer: Any, stride: int = 1) -> np.ndarray:
+    kernel, bias = (np.float64(layer[name]) for name in ("kernel", "bias"))
+    return np.einsum("hwcij,ijco->hwo", windows(x, len(kernel), stride, 0.0), kernel) + bias
+
+
+@pytest.mark.parametrize("name", ["nature", "impala"])
+def test_an_encoder_of_images_is_the_papers(name: str) -> None:
+    """In float64, of windows: bytes become numbers up to 1, and what comes out is never below 0."""
+    image = np.random.default_rng(0).integers(0, 256, (13, 10, 2)).astype(np.uint8)
+    encoder = {"nature": cnn.Nature, "impala": cnn.Impala}[name]("lecun")
+    params = random_params(from_linen(encoder), image)
+    layer = lambda number: params[f"Conv_{number}"]
+    x, relu = image / 255, lambda x: np.maximum(x, 0)
+    if name == "nature":
+        for number, stride in enumerate((4, 2, 1)):
+            x = relu(convolved(x, layer(number), stride))
+    else:
+        for block in range(0, 15, 5):
+            x = windows(convolved(x, layer(block)), 3, 2, -np.inf).max((-2, -1))
+            for number in (block + 1, block + 3):
+                x = x + convolved(relu(convolved(relu(x), layer(number))), layer(number + 1))
+        x = relu(x)
+    output = jax.jit(encoder.apply)({"params": params}, image)
+    np.testing.assert_allclose(output, x.reshape(-1), rtol=1e-4, atol=1e-4 * x.max())
+
+
 def test_every_entry_of_a_dictionary_has_its_own_encoder() -> None:
     """The dense layers take what the encoders of an image and of a history alone say, and the vector between them."""
     shape = {"b": (3,), "c": (5, 2), "a": (8, 8, 1)}
@@ -446,8 +486,13 @@ def test_every_entry_of_a_dictionary_has_its_own_encoder() -> None:
         features = jnp.concatenate([a, observation["b"], c], -1)
         return mlp.state_value(OUTPUTS, (8,)).apply(params["dense"], features)
 
-    output = jax.jit(network.apply)(params, observation)
+    ask = jax.jit(network.apply)
+    output = ask(params, observation)
     np.testing.assert_allclose(output, by_parts(params, observation), rtol=1e-5)
+    for step in (0, -1):  # of the history the newest observation counts, and so does the oldest
+        changed = observation["c"].copy()
+        changed[:, step] += 1
+        assert (np.abs(ask(params, {**observation, "c": changed}) - output) > 1e-6).all()
 
 
 def test_observations_of_no_known_shape_are_refused() -> None:

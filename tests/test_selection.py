@@ -32,6 +32,12 @@ def test_select_works_on_each_run_apart() -> None:
             assert together[name][s] == alone[0]
 
 
+def test_a_run_without_a_finite_estimate_keeps_its_last_evaluation() -> None:
+    scores = np.array([[[1.0], [2.0]], [[3.0], [4.0]], [[5.0], [6.0]]])
+    estimates = [[-math.inf, 0.0], [-math.inf, 2.0], [-math.inf, 1.0]]
+    assert selection.select(scores, estimates)["selected"].tolist() == [5.0, 4.0]
+
+
 def test_both_halves_have_as_many_episodes_of_each_task() -> None:
     """Three episodes of two tasks, which take turns: one of each to select by, two of each to score on."""
     scores = np.tile([0.0, 1.0], 3) * np.ones((2, 1, 1))  # one task always succeeds, the other never

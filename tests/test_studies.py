@@ -437,7 +437,9 @@ STORED = {
     "hecrl": ["papers/hecrl", "papers/hecrl/longer"],
     "hecrl_cubes": ["papers/hecrl_cubes"],
     "proposals": ["papers/proposals", "papers/proposals/chunks"],
-    "ilql_maze": [f"papers/ilql_maze{place}" for place in ("", "/c51_quantile", "/cloning", "/equal_updates")],
+    "ilql_maze": [
+        f"papers/ilql_maze{place}" for place in ("", "/c51_quantile", "/cloning", "/equal_updates")
+    ],
     "stop_regressing_games": ["papers/stop_regressing_games"],
     "vagram": ["papers/vagram", "papers/vagram/standardised"],
     "vagram_online": ["papers/vagram_online", "papers/vagram_online/refitted"],

@@ -400,6 +400,16 @@ def test_rollouts_by_hand() -> None:
     assert not steps.has_next_action.any()
 
 
+def test_what_has_ended_never_goes_on() -> None:
+    """Also where the next action would not end it."""
+    over = lambda following: following[..., 0] > 3
+    act = lambda observation, key: jax.random.choice(key, jnp.float32([1, -1]), observation.shape)
+    steps, valid = rollout.roll(COUNTER, over, act, 9, (), jnp.full((8, 1), 3.0), KEY)
+    ended = np.asarray(~valid)
+    assert (ended[1:] >= ended[:-1]).all()
+    assert (ended & (np.asarray(steps.action[..., 0]) == -1)).any()
+
+
 def test_a_world_that_breaks_down_leaves_no_nan_in_a_row_that_has_ended() -> None:
     """Hopper's rule ends an episode in a state that is not finite, and 0 times the value of NaN is NaN."""
     broken = lambda observation, action: (jnp.full_like(observation, jnp.nan), observation[..., 0])

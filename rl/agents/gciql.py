@@ -8,7 +8,8 @@ that are 0 at the goal, and expectile ``tau``:
     L_pi = - lambda E[ min_i Q_i(s, pi(s, g), g) ] - alpha E[ log pi(a | s, g) ],  lambda = 1 / E |min_i Q_i|    ddpg_bc
            - E[ min(exp(alpha A), 100) log pi(a | s, g) ],  A = min_i Q_i(s, a, g) - V(s, g)                     awr
 
-where ``loss`` is the head's: squared error in the paper. ``L_pi`` has goals of its own.
+where ``loss`` is the head's: squared error in the paper. ``L_pi`` has goals of its own. With ``gumbel`` V is the soft
+maximum of X-QL (`rl.agents.iql`).
 
 Paper and code. This is OGBench's code: its policies are normal with deviation 1, ``ddpg_bc`` acts with their mean,
 clipped to the box, and targets follow the critics *before* each update. Here an image and its goal go through an
@@ -43,6 +44,7 @@ class Config:
 
     discount: float = 0.99  # gamma, the weight of a reward that comes one step later
     expectile: float = 0.9  # tau: 0.5 is SARSA, towards 1 the maximum over logged actions
+    gumbel: float = 0.0  # b > 0: X-QL's soft maximum at this temperature, without an expectile; 0: IQL
     extraction: str = "ddpg_bc"  # how the policy is extracted: ddpg_bc or awr (the one for integer actions)
     alpha: float = 0.3  # weight of cloning in ddpg_bc; inverse temperature in awr
     target_rate: float = 0.005  # Polyak step of the target critics
@@ -135,5 +137,4 @@ target_range = gcivl.target_range
 
 def unused(config: Config) -> dict[str, str]:
     """Settings that do nothing; see `rl.agents.unused`."""
-    del config
-    return goals.NO_SUBGOALS
+    return goals.NO_SUBGOALS | iql.unused(config)
