@@ -151,6 +151,12 @@ def test_one_update_is_the_docstrings_equations(
     value, q_now = jax.jit(lambda: (learner.value(state, seen, KEY), learner.critics(state, seen, taken)))()
     np.testing.assert_allclose(value, h.value(of_means(online["value"], s, g)), rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(q_now, h.value(members(online["critic"], s, g, a)), rtol=1e-4, atol=1e-4)
+    if subgoals == "diffusion":  # which ends at what it predicts, the same for all noises here
+        proposal = hecrl.networks(config, SPEC, heads.make(head, LOW, HIGH, SIZE)).proposal
+        assert proposal is not None
+        drawn = jax.jit(proposal.draw)(state.params["subgoal"], seen[OBSERVATION], batch.actor_goal, KEY)
+        proposed = moved(online["subgoal"], s, b.actor_goal)[:, None]
+        np.testing.assert_allclose(drawn, np.broadcast_to(proposed, drawn.shape), rtol=1e-3, atol=1e-3)
 
 
 # ---- selection ----------------------------------------------------------------------------------------------

@@ -44,11 +44,26 @@ def test_the_story_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_variants_of_several_parts_are_trained_once() -> None:
     every = paper.chosen(paper.Settings(parts=",".join(paper.PARTS)))
-    assert len(every) == len(set(every)) == 5 + (5 - 2) + (5 - 2) + (12 - 2) + (6 - 2) + (8 - 2) + (5 - 2) + 2
+    assert (
+        len(every)
+        == len(set(every))
+        == 5 + (5 - 2) + (5 - 2) + (12 - 2) + (6 - 2) + 3 + (8 - 2) + (5 - 2) + 2
+    )
     assert paper.describe(paper.Variant(20, 10, 0.1, "hl_gauss")) == "N = 20, k = 10, eta = 0.1, hl_gauss"
     assert (
         paper.describe(paper.Variant(head="two_hot", support=10.0)) == "N = 2, k = 10, two_hot, support x 10"
     )
+
+
+def test_first_values_are_those_asked_for_and_targets_in_the_same_unit() -> None:
+    """Outputs of 0 stand for them, of categorical heads but for a tenth of the middle of the support; of a scalar, whose targets and loss are those of its value, too."""
+    narrow, wide, scalar = map(paper.value_head, paper.ZERO)
+    for head, value, error in ((narrow, 1.5, 0.1), (wide, 15, 0.1), (scalar, 15, 1e-5)):
+        np.testing.assert_allclose(head.value(np.zeros(head.size)), value, atol=error)
+    ones = np.ones((1, 1), np.float32)
+    target = scalar.target(ones[0], ones[0], ones)
+    np.testing.assert_allclose(target, 17, rtol=1e-6)  # a reward of 1, and a value of 16
+    np.testing.assert_allclose(scalar.loss(2 * ones, target), 0, atol=1e-6)
 
 
 @pytest.mark.slow
@@ -254,7 +269,8 @@ def test_a_clipped_scalar_is_bounded_as_categorical_heads_are() -> None:
 
 def test_wrong_settings_are_refused() -> None:
     with pytest.raises(
-        ValueError, match="--parts: heads is none of story, k, N, ablation, support, start, oracle, fixed"
+        ValueError,
+        match="--parts: heads is none of story, k, N, ablation, support, zero, start, oracle, fixed",
     ):
         paper.run(dataclasses.replace(TINY, parts="story,heads"))
     with pytest.raises(ValueError, match="--seeds=1: an interval"):
