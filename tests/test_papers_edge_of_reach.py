@@ -56,7 +56,10 @@ def test_variants_of_several_parts_are_trained_once() -> None:
 
 
 def test_first_values_are_those_asked_for_and_targets_in_the_same_unit() -> None:
-    """Outputs of 0 stand for them, of categorical heads but for a tenth of the middle of the support; of a scalar, whose targets and loss are those of its value, too."""
+    """Outputs of 0 stand for them, of categorical heads but for a tenth of the support's middle.
+
+    Of a scalar targets and loss are those of its value, too.
+    """
     narrow, wide, scalar = map(paper.value_head, paper.ZERO)
     for head, value, error in ((narrow, 1.5, 0.1), (wide, 15, 0.1), (scalar, 15, 1e-5)):
         np.testing.assert_allclose(head.value(np.zeros(head.size)), value, atol=error)
