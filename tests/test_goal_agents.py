@@ -176,7 +176,8 @@ def gcivl(c: Case) -> Expected:
     here, there = see(steps.observation), see(steps.next_observation)
     loss, clipped = implicit_v(c, members(c.target["value"], here), members(c.target["value"], there))
     mean = lambda x: h.value(members(c.params["value"], see(x, goal))).mean(0)
-    weight = awr(mean(steps.next_observation) - mean(steps.observation), c.config.alpha)
+    lead = mean(steps.next_observation) - mean(steps.observation)
+    weight = awr(lead, c.config.alpha)
     x = see(steps.observation, goal)
     losses = {
         "value": lambda v: loss(members(v, here)),
@@ -184,7 +185,8 @@ def gcivl(c: Case) -> Expected:
     }
     metrics = {f"{name}_loss": of(c.params[name]) for name, of in losses.items()}
     value = h.value(members(c.params["value"], here)).mean(0)
-    return Expected(losses, metrics | {"clipped": clipped}, value)
+    metrics |= {"clipped": clipped, "v": value.mean(), "advantage": lead.mean()}
+    return Expected(losses, metrics, value)
 
 
 def gciql(c: Case) -> Expected:
@@ -303,6 +305,9 @@ def qrl(c: Case) -> Expected:
     metrics = {
         "distance_loss": spread(p["distance"]) + multiplier * excess(p["distance"]),
         "multiplier": multiplier,
+        "excess": excess(p["distance"]),
+        "distance": d(p["distance"], s, g).mean(),
+        "step": d(p["distance"], s, t).mean(),
     }
     online = p["distance"]
     if config.extraction == "awr":
@@ -338,10 +343,12 @@ def hiql(c: Case) -> Expected:
     value_loss = lambda v, of: loss(members(v, inner(of, here, here[GOAL])))
     mean = lambda x, goal: h.value(members(p["value"], inner(rep, x, goal))).mean(0)
 
-    low = awr(mean(there, c.batch.subgoal) - mean(here, c.batch.subgoal), config.low_alpha)
+    low_lead = mean(there, c.batch.subgoal) - mean(here, c.batch.subgoal)
+    low = awr(low_lead, config.low_alpha)
     on_the_way = {OBSERVATION: c.batch.actor_subgoal}
     goal = c.batch.actor_goal
-    high = awr(mean(on_the_way, goal) - mean(here, goal), config.high_alpha)
+    high_lead = mean(on_the_way, goal) - mean(here, goal)
+    high = awr(high_lead, config.high_alpha)
     proposed = phi(rep, here, c.batch.actor_subgoal)
     low_loss = lambda pi, of: -(low * log_prob(pi, inner(of, here, c.batch.subgoal), steps.action)).mean()
     losses = {
@@ -353,7 +360,10 @@ def hiql(c: Case) -> Expected:
         "high_policy": lambda pi: -(high * log_prob(pi, see(here, goal), proposed)).mean(),
     }
     metrics = {f"{name}_loss": losses[name](p[name]) for name in ("value", "policy", "high_policy")}
-    return Expected(losses, metrics | {"clipped": clipped}, mean(here, here[GOAL]))
+    value = mean(here, here[GOAL])
+    metrics |= {"clipped": clipped, "v": value.mean()}
+    metrics |= {"advantage": low_lead.mean(), "high_advantage": high_lead.mean()}
+    return Expected(losses, metrics, value)
 
 
 ORACLES = {f.__name__: f for f in (gcbc, gcivl, gciql, crl, qrl, hiql)}

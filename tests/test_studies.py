@@ -427,7 +427,8 @@ def test_a_result_of_other_settings_is_kept(tmp_path: Path) -> None:
 STORED = {
     **{name: [f"papers/{name}"] for name in ("iwocs", "r2pvi", "robust_deep", "icu_sepsis")},
     "stop_regressing": [
-        f"papers/stop_regressing{place}" for place in ("", "/rates", "/plasticity", "/linear", "/sarsa", "/scaled")
+        f"papers/stop_regressing{place}"
+        for place in ("", "/rates", "/plasticity", "/linear", "/sarsa", "/scaled")
     ],
     "arsq": ["papers/arsq", "papers/arsq/finer"],
     "edge_of_reach": [f"papers/edge_of_reach{place}" for place in ("", "/support", "/corrections")],
