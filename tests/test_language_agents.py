@@ -434,6 +434,9 @@ def test_ilql_losses_equal_the_plain_form() -> None:
             "value_loss": (weight * np.square(v - q_slow)).mean(),
             "cql": (np.log(np.exp(q_all).sum(-1)) - q).sum(0).mean(),
             "policy_loss": -(cloned * (policy * one_hot).sum(-1)).sum() / cloned.sum(),
+            "q": q.mean(),
+            "v": v.mean(),
+            "advantage": (q_slow - v).mean(),
         }
         for name, value in expected.items():
             assert float(metrics[name]) == pytest.approx(float(value), rel=1e-4), (backup, name)
