@@ -441,7 +441,7 @@ STORED = {
     "ilql_maze": [
         f"papers/ilql_maze{place}" for place in ("", "/c51_quantile", "/cloning", "/equal_updates")
     ],
-    "stop_regressing_games": ["papers/stop_regressing_games"],
+    "stop_regressing_games": ["papers/stop_regressing_games", "papers/stop_regressing_games/wide"],
     "vagram": ["papers/vagram", "papers/vagram/standardised"],
     "vagram_online": ["papers/vagram_online", "papers/vagram_online/refitted"],
     "sac_mujoco": ["online"],
