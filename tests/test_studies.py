@@ -431,7 +431,7 @@ STORED = {
         for place in ("", "/rates", "/plasticity", "/linear", "/sarsa", "/scaled")
     ],
     "arsq": ["papers/arsq", "papers/arsq/finer"],
-    "edge_of_reach": [f"papers/edge_of_reach{place}" for place in ("", "/support", "/corrections")],
+    "edge_of_reach": [f"papers/edge_of_reach{place}" for place in ("", "/support", "/corrections", "/zero")],
     "model_quality": ["papers/model_quality", "papers/model_quality/critics_20"],
     "bcoder_dsl": ["papers/bcoder_dsl", "papers/bcoder_dsl/ablations"],
     "bcoder_rank": ["papers/bcoder_rank"],
