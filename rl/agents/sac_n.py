@@ -103,13 +103,13 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
 
     def bootstrap(state: State, observation: Array, key: Key) -> tuple[Array, Array]:
         """The outputs [..., K] with which a target continues, and the entropy's bonus [...]."""
-        subset_key = None
-        if config.subset:
-            key, subset_key = jax.random.split(key)
-        action, log_prob = policy.apply(state.params["policy"], observation).sample_and_log_prob(seed=key)
+        action_key, subset_key = jax.random.split(key) if config.subset else (key, key)
+        action, log_prob = policy.apply(state.params["policy"], observation).sample_and_log_prob(
+            seed=action_key
+        )
         q = critic.apply(state.target["critic"], observation, action)
         bonus = -jnp.exp(state.params["log_alpha"]) * log_prob * config.backup_entropy
-        if subset_key is not None:
+        if config.subset:
             return bellman.subset_min_member(head, q, subset_key, config.subset), bonus
         return bellman.min_member(head, q), bonus
 

@@ -2,9 +2,9 @@
 
 Possible where everything that an environment and its wrappers remember is plain: numbers, text, NumPy arrays,
 generators of NumPy or Python, lists, dictionaries and the like of these, the moments of a normalising wrapper, and the
-state of a MuJoCo simulation or of an Atari console. An object may stand in
-several places, but no array may be a part of another. Classic control, the MuJoCo tasks, Adroit and OGBench's mazes are
-such. Others (OGBench's manipulation tasks) say what stands in the way.
+state of a MuJoCo simulation or of an Atari console. An object may stand in several places, but no array may be a part
+of another. Classic control, the MuJoCo tasks, Adroit and OGBench's mazes are such. Others (OGBench's manipulation
+tasks) say what stands in the way.
 """
 
 from __future__ import annotations
