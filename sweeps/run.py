@@ -141,7 +141,7 @@ def _remaining(
     yield from records.other_data(sweep.programs)
     if whole and left:
         yield f"{left} of {len(sweep.programs)} programs are left to other processes: --status says how far they are"
-    if not whole:
+    if left and not whole:
         command = "the same command" + " without --overwrite" * values.overwrite
         yield f"the budget of {values.budget} is spent; {command} continues, and --status says what is left"
     lost = len(records.failures([row for row in rows if records.is_finished(row, sweep.script)]))

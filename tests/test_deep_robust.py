@@ -95,6 +95,8 @@ def test_the_expected_target_is_the_dual(divergence: str, scale: float) -> None:
     assert (np.abs(target.mean(0) - (np.arange(3) + 0.9 * dual)) < 4 * standard_error + 1e-5).all()
     loss = (samples.mean(-1) - dual).mean()  # reported without any noise of the draw
     np.testing.assert_allclose(seen["robust_loss"], np.full(4000, loss), atol=1e-5)
+    price = (seen["reward"] - np.arange(3)).mean(-1) / 0.9
+    np.testing.assert_allclose(seen["robust_price"], price, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -118,7 +118,9 @@ def test_one_update_is_the_docstrings_equations(
     weight = np.where(h.value(q_slow) < h.value(of_means(online["value"], s, g)), 0.1, 0.9)
     v_target = h.target(np.zeros(ROWS), np.ones(ROWS), q_slow)
     q_target = h.target(b.value.reward, np.full(ROWS, 0.7), of_means(online["value"], s_next, g))
+    clipped = h.clipped(b.value.reward, np.full(ROWS, 0.7), of_means(online["value"], s_next, g))
     if head in ("scalar", "quantile"):
+        clipped = ((q_target > 0) | (q_target < -1 / 0.3)).mean()
         assert (q_target > 0).any() and (q_target < -1 / 0.3).any(), (
             "choose parameters for which it is clipped"
         )
@@ -144,6 +146,14 @@ def test_one_update_is_the_docstrings_equations(
     for name, x in expected.items():
         np.testing.assert_allclose(after.params[name], x, rtol=1e-4, atol=1e-4, err_msg=name)
         np.testing.assert_allclose(metrics[f"{name}_loss"], losses[name](online[name]), rtol=1e-4)
+    reported = {
+        "cloning": ((act(online["policy"]) - a) ** 2).mean(),
+        "clipped": clipped,
+        "q": h.value(members(online["critic"], s, g, a)).mean(),
+        "v": h.value(of_means(online["value"], s, g)).mean(),
+    }
+    for name, number in reported.items():
+        np.testing.assert_allclose(metrics[name], number, rtol=1e-4, atol=1e-5, err_msg=name)
     critic = 0.7 * slow["critic"] + 0.3 * expected["critic"]
     np.testing.assert_allclose(after.target["critic"], critic, rtol=1e-4, atol=1e-4)
 

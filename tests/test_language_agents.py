@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from scipy.special import softmax
+from scipy.special import log_softmax, softmax
 
 from rl import checkpoint, train
 from rl.agents import bcoder, ilql, lm_bc
@@ -147,13 +147,14 @@ def plain_values(value: Any, batch: TokenBatch) -> Any:
     return 1.0 - bcoder.soft_abs(raw)
 
 
-def plain_td(state: State, batch: TokenBatch, operator: str, stage: str) -> float:
-    """L_Q written out with all of Q [B, T, A], as in the paper, for the scalar head."""
+def plain_metrics(state: State, batch: TokenBatch, operator: str, stage: str) -> dict[str, float]:
+    """L_Q written out with all of Q [B, T, A], as in the paper, for the scalar head, and what else is reported."""
     checkpoint = logits_of(state.target["policy"], batch.tokens)
     logits = checkpoint if stage == "value" else logits_of(state.params["policy"], batch.tokens)
     v = np.asarray(plain_values(state.params["value"], batch))
     q = FAST.alpha * (logits - logits.max(-1, keepdims=True)) + v[..., None]
-    total, count = 0.0, 0
+    log_prob = log_softmax(logits, -1)
+    rows = []
     for row in range(len(batch.tokens)):
         for t in (1, 2):
             here = float(q[row, t - 1, batch.tokens[row, t]])
@@ -165,13 +166,18 @@ def plain_td(state: State, batch: TokenBatch, operator: str, stage: str) -> floa
                     "sarsa": batch.tokens[row, t + 1],
                 }[operator]
                 following = float(q[row, t, token])
-            total += (float(batch.reward[row, t]) + 0.9 * following - here) ** 2
-            count += 1
-    return total / count
+            error = float(batch.reward[row, t]) + 0.9 * following - here
+            imitated = float(batch.imitate[row, t]) * (stage == "policy")
+            anchors = (here - v[row, t - 1], log_prob[row, t - 1, batch.tokens[row, t]])
+            rows.append((error**2, here, v[row, t - 1], *(-imitated * x for x in anchors), imitated))
+    *columns, weight = np.array(rows).T
+    names = ("critic_loss", "q", "v", "advantage_loss", "imitation_loss")
+    counts = [len(rows)] * 3 + [max(weight.sum(), 1.0)] * 2
+    return {name: x.sum() / n for name, x, n in zip(names, columns, counts, strict=True)}
 
 
 @pytest.mark.slow
-def test_td_loss_equals_the_plain_form() -> None:
+def test_td_loss_and_what_is_reported_equal_the_plain_form() -> None:
     state, batch = bcoder_start()[0], data()
     # Away from the start, where the policy and the checkpoint are one.
     noise = lambda x: (0.3 * np.random.RandomState(0).randn(*x.shape)).astype(x.dtype)
@@ -180,19 +186,20 @@ def test_td_loss_equals_the_plain_form() -> None:
     cases = [(operator, stage) for operator in bcoder.OPERATORS for stage in ("value", "policy")]
 
     @jax.jit
-    def td_losses(state: State) -> list[Any]:
-        losses = []
+    def reported(state: State) -> list[Any]:
+        metrics = []
         for operator, stage in cases:
             config = dataclasses.replace(
                 FAST, operator=operator, value_updates=int(stage == "value"), chunk=1
             )
             learner = bcoder.make(config, language_model(), head("scalar"))
-            losses.append(learner.update(state, batch, jax.random.key(0))[1]["critic_loss"])
-        return losses
+            metrics.append(learner.update(state, batch, jax.random.key(0))[1])
+        return metrics
 
-    for (operator, stage), loss in zip(cases, td_losses(state), strict=True):
-        expected = plain_td(state, batch, operator, stage)
-        assert float(loss) == pytest.approx(expected, rel=1e-4), (operator, stage)
+    for (operator, stage), metrics in zip(cases, jax.device_get(reported(state)), strict=True):
+        expected = plain_metrics(state, batch, operator, stage)
+        plain = {name: float(metrics[name]) for name in expected}
+        assert plain == pytest.approx(expected, rel=1e-4, abs=1e-6), (operator, stage)
 
 
 @pytest.mark.slow
