@@ -321,6 +321,7 @@ def problem(settings: Settings, config: Any, stack: ExitStack) -> Task:
     )
     if settings.best < 1:
         episodes = replay.best(episodes, settings.best, returns)
+        language_settings.note_ties(settings, [one.imitate > 0 for one in episodes])
     support, head = _value_head(settings, config, episodes)
     length = settings.length or max(len(one.tokens) for one in episodes)
     if length > context:

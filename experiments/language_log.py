@@ -133,20 +133,44 @@ def candidates(
 ) -> TokenBatch | None:
     """What was said with each of the candidates, one in a row; None where nothing is to be ranked.
 
-    None can be left out, or the others would have the wrong scores.
+    None can be left out, or the others would have the wrong scores. Where they are too long, the prompt is cut, by as
+    many tokens for each candidate of a row, so that all are scored after the same text.
     """
     if not candidate_sets:
         return None
     episodes: list[Episode] = []
-    overlong = "refuse" if settings.overlong == "skip" else settings.overlong
+    cuts = settings.overlong == "truncate"
+    shortened = 0
     for line, row in candidate_sets.items():
+        where = f"{settings.rank}, line {line}, candidate"
         numbered = [
             (number, speak.answered(row.dialogue, text))
             for number, text in enumerate(row.candidates, start=1)
         ]
-        answers = _in_tokens(f"{settings.rank}, line {line}, candidate", words, numbered, limit, overlong)
-        episodes += map(_last_action, answers.episodes)
+        whole = _in_tokens(where, words, numbered, sys.maxsize if cuts else limit, "refuse").episodes
+        excess = max(len(one.tokens) for one in whole) - limit
+        if excess > 0:
+            whole = _without_front(where, words, numbered, whole, excess)
+            shortened += 1
+        episodes += map(_last_action, whole)
+    _tell_of_overlong(settings.rank, shortened, len(candidate_sets), limit, settings.overlong)
     return replay.pack(episodes, max(len(one.tokens) for one in episodes), together=False)
+
+
+def _without_front(
+    where: str, words: Words, numbered: _Numbered, whole: Sequence[Episode], excess: int
+) -> list[Episode]:
+    """Candidates without the first ``excess`` tokens of their prompt. Raises ValueError if it does not have so many."""
+    for (number, _), one in zip(numbered, whole, strict=True):
+        if np.flatnonzero(_last_action(one).is_action)[0] <= excess:
+            raise ValueError(
+                f"{where} {number}: {excess} tokens of its prompt had to be cut off, which are all of it: leave the "
+                "longest candidate of the line out"
+            )
+    return [
+        speak.shortened(words, dialogue, one, len(one.tokens) - excess)
+        for (_, dialogue), one in zip(numbered, whole, strict=True)
+    ]
 
 
 def split(
@@ -166,6 +190,8 @@ def split(
             f"{most} of {len(episodes)} episodes have the same prompt and are held out one by one, beside others that "
             "are learned from"
         )
+    elif settings.held_out and not held_out:
+        note = f"nothing is held out of {len(episodes)} episodes, and what depends on it is not measured"
     if note:
         print(f"note: --held_out={settings.held_out}: {note}", file=sys.stderr)
     return learned, held_out

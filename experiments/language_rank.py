@@ -84,7 +84,7 @@ def check_control(task: Task) -> None:
     if weights.min() > 0 or weights.max() == 0:
         raise ValueError(
             "--control=rft is fine-tuned on what is to be imitated, and that is all of the log or nothing: give "
-            "imitate in each row, or --best=0.1"
+            "imitate in each row, or --best=0.1, for which returns must differ"
         )
 
 

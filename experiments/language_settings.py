@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from types import ModuleType
@@ -199,6 +199,17 @@ def note_best(settings: Settings, read: Mapping[int, Dialogue | Chat | Samples])
         print(
             f"note: --best={settings.best} chooses what is imitated, in place of imitate in {len(weighted)} rows of "
             f"{settings.log}, the first in line {weighted[0]}",
+            file=sys.stderr,
+        )
+
+
+def note_ties(settings: Settings, imitated: Sequence[bool]) -> None:
+    """Says so where equal returns make what --best imitates more or less than was asked for."""
+    count, asked = sum(imitated), max(round(settings.best * len(imitated)), 1)
+    if count != asked:
+        why = "the last of them have equal returns" if count > asked else "all others have the lowest return"
+        print(
+            f"note: --best={settings.best} imitates {count:,} of {len(imitated):,} episodes: {why}",
             file=sys.stderr,
         )
 

@@ -20,6 +20,7 @@ message for a head without them says how much that is. Observations are not norm
 from __future__ import annotations
 
 import dataclasses
+import sys
 from typing import Any
 
 import jax
@@ -127,6 +128,13 @@ def _print_notes(settings: Settings, config: Any, spec: Spec) -> None:
     notes.note_unused_by_agent("mbpo", settings, config, "env", spec)
     usual, _ = presets.usual("mbpo", settings, config, "env")
     notes.note_unread(settings, usual, unused(settings))
+    share = schedule("model_share", settings.model_share)
+    if share.first == share.last == 0:
+        print(
+            "note: --model_share=0 draws nothing from rollouts, and they and the model cost what they always do: "
+            "experiments.online learns without them",
+            file=sys.stderr,
+        )
 
 
 def unused(settings: Settings) -> dict[str, str]:

@@ -228,8 +228,12 @@ def unused(settings: Settings, config: Config) -> tuple[dict[str, str], dict[str
         )
         return dict.fromkeys(model, why), {"penalty": certain} if config.uncertainty else {}
     if settings.truth == -1:
-        why = "with --truth=-1 rollouts are in an untrained model, whatever is fitted"
-        return dict.fromkeys([name for name in model if name not in _UNTRAINED], why), {}
+        why = (
+            "with --truth=-1 rollouts are in an untrained model, which takes only the units of its inputs from the "
+            "fitted one: --model_updates=20 is enough"
+        )
+        read = (*_UNTRAINED, "model_updates") if settings.model_updates else _UNTRAINED
+        return dict.fromkeys([name for name in model if name not in read], why), {}
     if settings.model_updates:
         why = "--model_updates says how long the model is fitted"
         return dict.fromkeys(("model_patience", "model_min_epochs", "model_max_epochs"), why), {}

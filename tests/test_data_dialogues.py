@@ -58,9 +58,15 @@ def test_rows_arrive(tmp_path: Path) -> None:
 
 
 def test_messages_arrive(tmp_path: Path) -> None:
-    """Without what is not for a template: rewards, and what is null; parts of a content as one text."""
+    """Without rewards and fields of null, but for a content's; parts of a content as one text."""
     in_parts = {"role": "user", "content": [TEXT, {"type": "text", "text": "2?"}]}
-    called = {"role": "assistant", "content": None, "tool_calls": [{"type": "function"}], "reward": 0.5}
+    called = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"type": "function"}],
+        "name": None,
+        "reward": 0.5,
+    }
     rows = [
         {
             "messages": [in_parts, {"role": "assistant", "content": "4"}],
@@ -75,7 +81,7 @@ def test_messages_arrive(tmp_path: Path) -> None:
     ]
     first, second = dialogues.read(write(tmp_path / "log.jsonl", *rows)).values()
     assert first == Chat((ASKED, {"role": "assistant", "content": "4"}), (0.0, 1.0), False, 0)
-    del called["content"], called["reward"]
+    del called["name"], called["reward"]
     assert second == Chat(
         (ASKED, called, {"role": "tool", "content": "4", "name": "add"}),
         (0.0, 0.5, 0.0),
@@ -168,6 +174,13 @@ def test_another_encoding_and_no_file_are_named(tmp_path: Path) -> None:
         (
             {"turns": [{"text": "a"}, {"text": "b", "is_action": True}], "candidates": ["c"]},
             "its last turn is the agent's",
+        ),
+        (
+            {
+                "turns": [{"text": "a"}, {"text": "b", "is_action": True}, {"text": ""}],
+                "candidates": ["c"],
+            },
+            "its last turn is empty",
         ),
         ({"messages": [], "candidates": ["b"]}, "its messages are empty"),
         ({"turns": [{"text": 1}], "candidates": ["b"]}, "its text is 1"),

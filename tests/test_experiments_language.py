@@ -532,6 +532,35 @@ def test_lines_that_are_too_long_are_refused_cut_or_left_out(
     assert "log.jsonl: 1 of 3 have more than 5 tokens and are cut at the front" in capsys.readouterr().err
 
 
+def test_candidates_of_a_line_are_scored_after_the_same_part_of_its_prompt(
+    files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Cut one by one, the longest of them would be scored after less than the others, or lose its own beginning."""
+    log = write(tmp_path / "log.jsonl", [row(1, 1), row(2, 2)])
+    problems = write(tmp_path / "asked.jsonl", [{"prompt": "=1=2=3", "candidates": ["3", "1212"]}])
+
+    def decoded(limit: int) -> list[str]:
+        chosen = settings(files, tmp_path, log=log, held_out=0.0, overlong="truncate", rank=problems)
+        with contextlib.ExitStack() as stack:
+            task = script.problem(chosen, config(), stack)
+        rows = language_log.candidates(chosen, task.words, task.candidate_sets, limit)
+        assert rows is not None and rows.is_action.sum(1).tolist() == [2, 5]
+        words = task.words.tokenizer
+        return [
+            words.decode(tokens[segment > 0].tolist(), skip_special_tokens=False)
+            for tokens, segment in zip(rows.tokens, rows.segment, strict=True)
+        ]
+
+    assert decoded(11) == ["=1=2=33<end>", "=1=2=31212<end>"]
+    assert "asked.jsonl" not in capsys.readouterr().err
+    assert decoded(8) == ["2=33<end>", "2=31212<end>"]
+    assert "asked.jsonl: 1 of 1 have more than 8 tokens and are cut at the front" in capsys.readouterr().err
+    with pytest.raises(
+        ValueError, match=r"asked.jsonl, line 1, candidate 1: 6 tokens of its prompt .* which are all"
+    ):
+        decoded(5)
+
+
 def test_the_best_are_those_of_whole_episodes_whatever_was_cut_off(files: Path, tmp_path: Path) -> None:
     """Where each move costs something, less is left of the longer game."""
     rows = [

@@ -412,6 +412,8 @@ def test_environments_it_cannot_be_for_are_refused() -> None:
         make(goals.conditioned_spec(Spec((8, 8, 3), ACTIONS)))
     with pytest.raises(ValueError, match="ids=2 leaves nothing of an entity of 2 features"):
         make(SPEC, ids=2)
+    with pytest.raises(ValueError, match="ids=2 are of sets of entities"):
+        make(goals.conditioned_spec(Spec((5,), ACTIONS)), ids=2)
     nets = hecrl.networks(hecrl.Config(subgoals="none"), SPEC, heads.scalar())
     with pytest.raises(ValueError, match="subgoals=none: there is nothing to plan with"):
         hecrl.plan(hecrl.Config(subgoals="none"), nets, heads.scalar(), {}, jnp.zeros(()), jnp.zeros(()), KEY)

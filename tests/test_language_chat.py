@@ -161,6 +161,10 @@ def test_answers_are_paid_on_their_last_token_and_asked_as_they_were_learned() -
     prompt = speak.history(words, conversation._replace(messages=conversation.messages[:3]))
     assert prompt == one.tokens[: len(prompt)].tolist() and one.is_action[len(prompt)]
     assert one.is_action[: len(prompt)].sum() == (one.reward == 0.5).argmax() + 1 - one.is_action.argmax()
+    asked = conversation._replace(messages=conversation.messages[:3], rewards=conversation.rewards[:3])
+    again = speak.episode(words, speak.answered(asked, answer["content"]))  # an answer that earns nothing
+    np.testing.assert_array_equal(again.tokens, one.tokens)
+    np.testing.assert_array_equal(again.reward, np.maximum(one.reward, 0))
 
 
 @pytest.mark.parametrize("content", ["Yes", "Yes ☃", "☃"])

@@ -379,6 +379,10 @@ def test_a_folder_keeps_its_templates_tokens_and_sampling(folder: Path) -> None:
     huggingface.save(copy, loaded.config, loaded.params, loaded.tokenizer, loaded.ends, loaded.companions)
     assert {name: (copy / name).read_text(encoding="utf-8") for name in texts} == texts
     assert pretrained.load(copy)[3:] == loaded[3:]
+    # Another model's, saved over it, leaves nothing of the first one's behind, which would end its texts.
+    huggingface.save(copy, loaded.config, loaded.params, loaded.tokenizer, (7,), {"chat_template.jinja": "a"})
+    assert pretrained.load(copy).ends == (7,)
+    assert set(pretrained.load(copy).companions) == {"chat_template.jinja", "tokenizer_config.json"}
     (folder / "generation_config.json").write_text('{"eos_token_id": 61}')
     with pytest.raises(WeightsError, match="token 61 is to end texts, and there are 61"):
         pretrained.load(folder)

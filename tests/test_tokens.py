@@ -184,13 +184,15 @@ def test_answers_to_one_problem_are_held_out_together_and_games_one_by_one() -> 
 
 
 def test_the_best_episodes() -> None:
-    def weights(share: float) -> list[float]:
-        episodes = [OVER._replace(reward=np.float32([0, r])) for r in (1, 3, 3, 2)]
+    def weights(share: float, *returns: float) -> list[float]:
+        episodes = [OVER._replace(reward=np.float32([0, r])) for r in returns or (1, 3, 3, 2)]
         return [one.imitate for one in replay.best(episodes, share)]
 
     assert weights(0.25) == [0, 1, 1, 0]  # equals stay together
     assert weights(0.75) == [0, 1, 1, 1]
     assert weights(1.0) == [1, 1, 1, 1]
+    assert weights(0.5, 0, 0, 1, 0) == [0, 0, 1, 0]  # no failures, of which there are more than that
+    assert weights(0.5, 2, 2, 2) == [1, 1, 1]
     whole = [OVER._replace(reward=np.float32([0, r])) for r in (1, 3)]
     assert [one.imitate for one in replay.best(whole, 0.5, returns=[-1, -2])] == [1, 0]
     with pytest.raises(ValueError, match="above 0 and at most 1"):

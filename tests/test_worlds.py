@@ -243,6 +243,8 @@ def test_an_environment_without_a_rule_is_refused() -> None:
         "inverted-double-pendulum.npz",
         "my_module:Hopper-NoFall-v0",
         "my-hopper.h5",
+        "ant-maze-mine.hdf5",
+        "humanoid_standup.h5",
         "jax/hopper_of_mine.world",
         "dm_control/hopper-hop-v0",
     ):

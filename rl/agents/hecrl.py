@@ -124,6 +124,8 @@ def networks(config: Config, spec: Spec, head: ValueHead) -> Networks:
         raise ValueError(
             f"agent 'hecrl' reads sets of entities [N, F], or vectors, not observations of shape {shape}"
         )
+    if config.ids and len(shape) == 1:
+        raise ValueError(f"ids={config.ids} are of sets of entities [N, F]; for vectors give ids=0")
     if config.ids >= shape[-1]:
         raise ValueError(f"ids={config.ids} leaves nothing of an entity of {shape[-1]} features: give fewer")
     return Networks(

@@ -159,21 +159,24 @@ def _samples(row: dict[str, Any]) -> Samples:
 
 
 def _messages(row: Mapping[str, Any]) -> Chat:
-    """As templates are given them: without rewards and what is null, every content in one piece."""
+    """As templates are given them: without rewards, every content in one piece.
+
+    A content of null stays, as transformers gives it to a template; other fields of null are as good as absent.
+    """
     messages = tuple(
         {
             name: _joined(value) if name == "content" else value
             for name, value in message.items()
-            if name != "reward" and value is not None
+            if name != "reward" and (value is not None or name == "content")
         }
         for message in row["messages"]
     )
     return Chat(messages, tools=tuple(row.get("tools", ())))
 
 
-def _joined(content: str | list[dict[str, Any]]) -> str:
+def _joined(content: str | list[dict[str, Any]] | None) -> str | None:
     """A content whose parts, if it has some, follow one another."""
-    return content if isinstance(content, str) else "".join(part["text"] for part in content)
+    return "".join(part["text"] for part in content) if isinstance(content, list) else content
 
 
 def _check_parts(content: list[Any]) -> None:
@@ -235,6 +238,8 @@ def _dialogue_or_chat(
         dialogue = _dialogue({"turns": row["turns"]})
         if dialogue.turns[-1].is_action:
             raise ValueError("its last turn is the agent's, who is to go on: leave that turn out")
+        if not dialogue.turns[-1].text:
+            raise ValueError("its last turn is empty: leave that turn out")
         return dialogue
     for number, message in enumerate(row["messages"], start=1):
         _check_message(number, message)

@@ -484,13 +484,13 @@ def _boxed(actions: np.ndarray, rows: int, low: Any, high: Any, clip: bool, sour
             f"is {actions[row, column]:.6g} in step {row}, dimension {column}, where the box is "
             f"[{low[column]:g}, {high[column]:g}]. If they are in the environment's own units, divide them by its "
             "range (by 3 for [-3, 3]); if the simulator clips actions itself, load with --clip_actions "
-            "(clip_actions=True)"
+            '(clip_actions=True, or actions_outside="clip" of data.from_steps)'
         )
     if far.any():
         warnings.warn(
             f"{source}: {np.count_nonzero(far):,} of {far.size:,} action values lie outside the action box and are "
             f"clipped to it, by at most {excess.max():.3g}: right if the simulator did so, too; if they are in the "
-            "environment's own units, divide them by its range and leave --clip_actions out",
+            "environment's own units, divide them by its range and do not let them be clipped",
             stacklevel=3,
         )
     actions = np.clip(actions, low, high)

@@ -64,6 +64,8 @@ def cartpole(observation: Array) -> Array:
 
 
 FILES = (".hdf5", ".h5", ".npz")
+# Tasks whose names begin like those of `RULES` and which show something else.
+OTHERS = ("antmaze", "antsoccer", "humanoidmaze", "humanoidstandup")
 RULES: dict[str, Rule] = {
     "ant": ant,
     "cartpole": cartpole,
@@ -107,7 +109,9 @@ def of(name: str) -> Rule:
     if not of_user and parts[0] != "dm_control":
         for words in ([word for word in re.split(r"[^a-z0-9]+", part) if word] for part in reversed(parts)):
             for count in range(len(words), 0, -1):
-                if (task := "".join(words[:count])) in RULES:
+                if (task := "".join(words[:count])) in RULES and task + "".join(
+                    words[count : count + 1]
+                ) not in OTHERS:
                     return RULES[task]
     hint = "" if of_user else did_you_mean(re.split(r"[^a-z0-9]+", parts[-1])[0], RULES)
     if module:

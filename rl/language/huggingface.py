@@ -67,7 +67,8 @@ def save(
       params: any dtype of float; stored as it is.
       tokenizer: a `tokenizers.Tokenizer` to go with it, for ``AutoTokenizer``.
       ends: the tokens that end a text, for ``generate``.
-      companions: texts of `COMPANIONS`, written as they are (`companions`).
+      companions: all texts of `COMPANIONS`, written as they are (`companions`); others that are in the folder are
+        deleted, as they are another model's. None: those that are there stay.
 
     Raises:
       WeightsError: no family can hold the architecture (`describe`); nothing is written.
@@ -81,6 +82,9 @@ def save(
     stated = {"eos_token_id": ends[0] if len(ends) == 1 else list(ends)} if ends else {}
     _write_json(folder / "config.json", described | stated)
     texts = dict(companions or {})
+    for name in COMPANIONS if companions is not None else ():
+        if name not in texts:
+            (folder / name).unlink(missing_ok=True)
     if tokenizer is not None:
         with replacing(folder / "tokenizer.json") as partial:
             tokenizer.save(str(partial))

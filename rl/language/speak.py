@@ -66,7 +66,8 @@ def episode(words: Words, dialogue: Dialogue | Chat) -> Episode:
 def answered(dialogue: Dialogue | Chat, answer: str) -> Dialogue | Chat:
     """The dialogue or chat with one more turn, an answer of the agent."""
     if isinstance(dialogue, Chat):
-        return dialogue._replace(messages=(*dialogue.messages, {"role": "assistant", "content": answer}))
+        messages = (*dialogue.messages, {"role": "assistant", "content": answer})
+        return dialogue._replace(messages=messages, rewards=dialogue.rewards and (*dialogue.rewards, 0.0))
     return dialogue._replace(turns=(*dialogue.turns, Turn(answer, is_action=True)))
 
 

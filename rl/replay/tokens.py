@@ -139,7 +139,8 @@ def take(data: TokenBatch, index: Array) -> TokenBatch:
 def best(episodes: Sequence[Episode], share: float, returns: Sequence[float] | None = None) -> list[Episode]:
     """The episodes with ``imitate`` 1 for the ``share`` of highest return and 0 for the others: filtered cloning.
 
-    Episodes whose return equals the lowest of the chosen ones are chosen too.
+    Episodes whose return equals the lowest of the chosen ones are chosen too, but never those of the lowest return of
+    all, unless all are equal: where fewer episodes succeed than ``share`` asks for, failures are not imitated.
 
     Args:
       episodes: of the log.
@@ -152,10 +153,10 @@ def best(episodes: Sequence[Episode], share: float, returns: Sequence[float] | N
     if not 0 < share <= 1:
         raise ValueError(f"share must be above 0 and at most 1, not {share}")
     totals = np.array([one.reward.sum() for one in episodes] if returns is None else returns)
-    threshold = np.sort(totals)[::-1][max(round(share * len(totals)), 1) - 1]
-    return [
-        one._replace(imitate=float(total >= threshold)) for one, total in zip(episodes, totals, strict=True)
-    ]
+    chosen = totals >= np.sort(totals)[::-1][max(round(share * len(totals)), 1) - 1]
+    if share < 1 and chosen.all() and (totals > totals.min()).any():
+        chosen = totals > totals.min()
+    return [one._replace(imitate=float(good)) for one, good in zip(episodes, chosen, strict=True)]
 
 
 def prompt(one: Episode) -> bytes:

@@ -105,6 +105,11 @@ def make(
         raise ValueError(
             f"{name} needs low and high, the smallest and the largest value that it must represent: "
             "rl.replay.dataset.value_bounds gives them for logged data"
+            + (
+                ""
+                if name in NAMES
+                else f". If it has no support, say so in its module: {name.rpartition('.')[2]}.UNBOUNDED = True"
+            )
         )
     ends: tuple[Any, Any] = (low, high)
     makers = {
@@ -201,7 +206,8 @@ def check(head: ValueHead) -> ValueHead:
             actual = f"{jnp.asarray(array).dtype}{list(jnp.shape(array))}"
             raise ValueError(f"a head's {name} must return float32{list(shape)}, not {actual}")
         if not (jnp.isfinite(array).all() and (array >= least).all()):
-            raise ValueError(f"a head's {name} must be finite and at least {least:g}")
+            lowest = "" if math.isinf(least) else f" and at least {least:g}"
+            raise ValueError(f"a head's {name} must be finite{lowest}")
 
     values, target = head.value(outputs), head.target(reward, discount, other)
     expect("value", values, (2, 3))
@@ -211,7 +217,7 @@ def check(head: ValueHead) -> ValueHead:
     expect("clipped", head.clipped(reward, discount, other), (2, 3), 0.0)
     mixed = head.mix(outputs, weights)
     expect("mix", mixed, (2, head.size))
-    expect("mix of large outputs", head.mix(300 * outputs, weights), (2, head.size))
+    expect("mix of outputs of several hundreds", head.mix(300 * outputs, weights), (2, head.size))
     if not jnp.allclose(head.value(mixed), (weights * values).sum(-1), atol=1e-4):
         raise ValueError("a head's value(mix(outputs, weights)) must be the weighted mean of the values")
     slope = jax.grad(lambda other: head.loss(outputs, head.target(reward, discount, other)).sum())(other)
