@@ -447,12 +447,18 @@ PUBLISHED = Settings(preset=presets.PAPER)
 """The defaults of the command line, where published settings stand unless a flag says otherwise."""
 
 
+def _with_interval(scores: Sequence[float]) -> str:
+    if len(scores) == 1:
+        return f"{scores[0]:.3f} (one seed, so no interval)"
+    return studies.between(scores, ".3f")
+
+
 def show(result: Mapping[str, Any]) -> None:
     """Prints how often the goals of each task were reached, and where everything lies."""
     score = PROTOCOLS[result["settings"]["protocol"]][1].replace("_", " ")
     parts = [(label, part["reached"]) for label, part in notes.parts(result) if part["reached"]]
     rows = [
-        (f"{label}: {name}" if label else name, studies.between(scores, ".3f"))
+        (f"{label}: {name}" if label else name, _with_interval(scores))
         for label, part in parts
         for name, scores in part["tasks"].items()
     ]

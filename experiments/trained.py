@@ -159,7 +159,8 @@ def _checkpoint(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     learners = ("state/", "carry/learner/")  # and no replay
     record, arrays = checkpoint.read(folder / run_folder.CHECKPOINTS, learners) or (None, {})
     if record is None:
-        raise ValueError(f"--run={folder}: there is no checkpoint{common.runs_below(folder)}")
+        missing = "no checkpoint" if folder.is_dir() else "no such folder"
+        raise ValueError(f"--run={folder}: there is {missing}{common.runs_below(folder)}")
     card = record["card"]
     if _script(card) is None:
         raise ValueError(

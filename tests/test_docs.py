@@ -285,6 +285,8 @@ def test_what_the_python_page_shows_runs(tmp_path: Path, monkeypatch: pytest.Mon
     assert trained["scores"]["return"].shape == (4, 2) and trained["loaded"].spec == Spec((3,), 1)
     assert restored["step"] == 300
     np.testing.assert_array_equal(restored["action"], trained["action"])
+    np.testing.assert_allclose(restored["x"], restored["action"][0], rtol=1e-4, atol=1e-6)  # without JAX
+    assert trained["units"].reward_scale != 1 and trained["trained"].step == 300
     assert chunked["example"].action.shape == (2, 3) and chunked["state"].step == 100
     assert on_device["trainer"].carry.state.step == 226 and on_device["scores"]["return"].shape == (2, 4)
     assert first["saved"] is None and first["trainer"].step == 300 and second["trainer"].step == 600
