@@ -46,12 +46,12 @@ def rank(
     assert task.candidates is not None
     likelihood = lambda params, rows: model.log_probabilities(task.lm, params, rows.tokens, rows.segment)
     likely = shard.on_all_hosts(jax.jit(likelihood), mesh)
-    readings = reading.in_batches(look, state, task.candidates, settings.batch_size)
+    readings = reading.by_length(look, state, task.candidates, settings.batch_size)
     tokens = readings["taken"].sum(1)
     sums = {"scores": readings["score"]}
     untrained = shard.place_language(task.pretrained.params if task.base is None else task.base, mesh)
     for name, params in {"log_probabilities": untrained, **baselines}.items():
-        sums[name] = reading.in_batches(likely, params, task.candidates, settings.batch_size)
+        sums[name] = reading.by_length(likely, params, task.candidates, settings.batch_size)
     sums = {name: np.where(readings["taken"], each, 0.0).sum(1) for name, each in sums.items()}
     sums |= {f"{name}_per_token": each / tokens for name, each in sums.items()}
     candidate_sets = list(task.candidate_sets.values())

@@ -43,3 +43,29 @@ def test_texts_are_scored_and_compared_with_what_followed() -> None:
     logits = lm.logits(state.params["policy"], lm.features(state.params["policy"], rows.tokens, rows.segment))
     by_hand = jax.nn.log_softmax(logits)[:, [0, 1], [1, 2]]
     np.testing.assert_allclose(arrays["log_probability"][:, 1:3], by_hand, rtol=1e-5)
+
+
+@pytest.mark.parametrize("long", [[], [100], [1, 40, 100, 100]])
+def test_short_texts_are_read_without_most_of_their_padding(long: list[int]) -> None:
+    """The same as at full length, in the same places, and no more work than at that."""
+    rng, read = np.random.default_rng(0), []
+    texts = [
+        episode([Turn([0]), Turn(rng.integers(5, size=n).tolist(), True, 1.0)], True)
+        for n in [3, 4, 5, 3] * 3 + [*long, 2]
+    ]
+    rows = replay.pack(texts, 128, together=False)
+
+    def function(scale: float, batch: TokenBatch) -> dict[str, np.ndarray]:
+        read.append(batch.tokens.shape)
+        taken = batch.segment > 0
+        return {"sum": scale * np.cumsum(batch.tokens, 1) * taken, "reward": batch.reward}
+
+    expected = reading.in_batches(function, 2.0, rows, 2)
+    whole = sum(count * length for count, length in read)
+    read.clear()
+    for name, array in reading.by_length(function, 2.0, rows, 2).items():
+        np.testing.assert_array_equal(array, expected[name], err_msg=name)
+    assert sum(count * length for count, length in read) <= whole / 2
+    read.clear()
+    reading.by_length(function, 2.0, jax.tree.map(lambda x: x[12:-1], rows) if long[3:] else rows, 2)
+    assert {length for _, length in read} == ({128} if long[3:] else {32, 128} if long else {32})
