@@ -149,18 +149,21 @@ class Stored(NamedTuple):
     results: list[dict[str, Any]]  # that they are from
 
 
-def stored(settings: Any, names: Sequence[str], words: Collection[str] = ()) -> Stored:
+def stored(
+    settings: Any, names: Sequence[str], words: Collection[str] = (), choosing: Collection[str] = ()
+) -> Stored:
     """The rows of the results in the folders that ``settings.stored`` lists; of several that are alike the last.
 
     Args:
       settings: of the study, a `RowSettings`.
       names: of what tells a row from others.
       words: settings that are text and choose no rows.
+      choosing: settings that are numbers and do, such as how many seeds there are where each has a row.
 
     Raises:
       ValueError: as in `stored_results`.
     """
-    results = stored_results(settings, words)
+    results = stored_results(settings, words, choosing)
     rows = {}
     for result in results:
         for row in result["rows"]:

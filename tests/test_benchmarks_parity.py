@@ -148,6 +148,8 @@ def test_differences_are_taken_seed_by_seed_and_runs_are_remembered(
         np.testing.assert_allclose(block["returns"]["difference"][w]["ci95"], t)
     t = stats.ttest_rel(theirs.mean(1), ours.mean(1)).confidence_interval(0.95)
     np.testing.assert_allclose(block["returns"]["whole"]["difference"]["ci95"], t)
+    later, last = block["returns"]["later"]["difference"], block["returns"]["difference"][1]
+    assert (later["mean"], later["ci95"]) == (last["mean"], last["ci95"])
     assert parity.compared([row for row in rows if row["seed"] == 0 or row["library"] == parity.OURS]) == []
     made_again = [
         row | {"data": "other"} if row["seed"] and row["library"] == parity.OURS else row for row in rows
@@ -184,6 +186,9 @@ def test_differences_are_taken_seed_by_seed_and_runs_are_remembered(
         text = (Path(change.out) / studies.REPORT).read_text()
         assert "## iql, hopper-medium-regen-v5, 2 seeds" in text and "Not finished" not in text
         assert len(result["rows"]) == 4 and result["d3rlpy"] == ["d3rlpy 0, torch 0"]
+    more = dataclasses.replace(elsewhere, seeds=3, out=str(tmp_path / "third"))
+    trained[:] = []
+    assert len(parity.run(more)["rows"]) == 6 and trained == [(parity.OURS, 2), (parity.THEIRS, 2)]
     with pytest.raises(
         ValueError, match="was made with --set=, and this command has x=1, so that their rows do not compare"
     ):
