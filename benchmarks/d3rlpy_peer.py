@@ -171,7 +171,8 @@ def check(agent: str, config: Any) -> None:
 def _adapt(agent: str, algo: Any) -> None:
     """Changes what the configuration cannot say."""
     modules = algo.impl.modules
-    for module in (module for part in _networks(algo).values() for module in part.modules()):
+    everywhere = modules.get_torch_modules().values()  # target networks, too
+    for module in (module for part in everywhere for module in part.modules()):
         if isinstance(module, torch.nn.LayerNorm):
             module.eps = 1e-6
     if agent in ("iql", "cql"):
