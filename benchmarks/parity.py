@@ -59,8 +59,9 @@ LOSSES = {  # {agent: those of our metrics that d3rlpy logs, too}
 }
 OURS, THEIRS = "headway", "d3rlpy"
 SCORE = "normalized_return"
-_PARTS = 10  # of a window, after each of which values and deviations are measured
-_DRAWN = 50  # batches drawn at once for d3rlpy
+PARTS = 10  # of a window, after each of which values and deviations are measured
+DRAWN = 50  # batches drawn at once for d3rlpy
+PART = PARTS * DRAWN  # updates, of which a window is a multiple
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +105,7 @@ class Subject(NamedTuple):
     learner: Learner
     population: train.Population  # of one seed, whose epoch is a part of a window
     epoch: Any  # compiled
-    draw: Any  # (rows, key [], number of the first update) -> `_DRAWN` batches
+    draw: Any  # (rows, key [], number of the first update) -> `DRAWN` batches
     measure: Any  # (state of one seed, probe) -> metrics
 
 
@@ -124,7 +125,7 @@ def run(settings: Settings) -> dict[str, Any]:
     ]
     earlier = studies.stored(settings, Run._fields, words=["set"], choosing=["seeds"])
     names_of = {run: f"{run.tier}, {run.agent}, {run.library}, seed {run.seed}" for run in runs}
-    data = {tier: _data(settings, tier) for tier in tiers}
+    data = {tier: data_digest(settings, tier) for tier in tiers}
     variants = {
         names_of[run]: variant(settings, run, data[run.tier]) for run in runs if run not in earlier.rows
     }
@@ -169,10 +170,10 @@ def check(settings: Settings) -> tuple[list[str], list[str]]:
     require_at_least_one(settings, "probe", prefix="--")
     checks.several_episodes(settings)
     checks.multiple(settings, "updates", "eval_every")
-    if settings.eval_every % (_PARTS * _DRAWN):
+    if settings.eval_every % PART:
         raise ValueError(
-            f"--eval_every={settings.eval_every} must be a multiple of {_PARTS * _DRAWN}: a window has {_PARTS} "
-            f"parts, and batches are drawn {_DRAWN} at a time"
+            f"--eval_every={settings.eval_every} must be a multiple of {PART}: a window has {PARTS} "
+            f"parts, and batches are drawn {DRAWN} at a time"
         )
     configs = [(agent, resolved(settings, agent, tier)[1]) for tier in tiers for agent in names]
     from benchmarks import d3rlpy_peer as peer
@@ -182,7 +183,7 @@ def check(settings: Settings) -> tuple[list[str], list[str]]:
     return names, tiers
 
 
-def _data(settings: Settings, tier: str) -> str | None:
+def data_digest(settings: Any, tier: str) -> str | None:
     """The digest of the tier's file, which another number of transitions changes; None if nobody knows."""
     recipe = recipes.LOCOMOTION[tier]
     folder = expanded(settings.data_folder or recipes.default_folder(recipe.family))
@@ -209,13 +210,13 @@ def train_one(
     )
     curves: dict[str, list[float]] = {}
     returns = []
-    length = settings.eval_every // _PARTS
+    length = settings.eval_every // PARTS
     played = dataclasses.replace(of.settings, seed=seed)
     loaded = of.problem.loaded
     with common.evaluator(played, actor, str(loaded.environment), 1, loaded) as episodes:
         for window in range(1, settings.updates // settings.eval_every + 1):
             rows = []
-            for _ in range(_PARTS):
+            for _ in range(PARTS):
                 state, metrics = next(parts)
                 alone = train.member(state, 0)
                 rows.append(metrics | jax.device_get(of.measure(alone, of.probe)))
@@ -256,7 +257,7 @@ def theirs(
     """The same of d3rlpy's learner, whose weights stand in the state in place of ours."""
     from benchmarks import d3rlpy_peer as peer
 
-    config, length = of.config, of.settings.eval_every // _PARTS
+    config, length = of.config, of.settings.eval_every // PARTS
     params = jax.device_get(jax.tree.map(lambda x: x[0], state.params))
     algo = peer.learner(
         agent, config, of.problem.loaded.spec, of.settings.batch_size, seed, adapted=not settings.unadapted
@@ -266,9 +267,9 @@ def theirs(
     step = 0
     while True:
         losses: dict[str, list[float]] = {}
-        for first in range(step, step + length, _DRAWN):
+        for first in range(step, step + length, DRAWN):
             batches = jax.device_get(of.draw(of.rows, run_keys[0], first))
-            for i in range(_DRAWN):
+            for i in range(DRAWN):
                 one = jax.tree.map(lambda x, i=i: x[i], batches)
                 for name, value in peer.update(algo, agent, config, one).items():
                     losses.setdefault(name, []).append(value)
@@ -302,13 +303,13 @@ def subject(settings: Settings, agent: str, tier: str) -> Subject:
     spread = np.linspace(0, replay.size(rows) - 1, settings.probe).astype(int)
     sample = replay.sampler(run_settings.batch_size)
     make = lambda config: agents.get(agent).make(config, problem.loaded.spec, problem.head)
-    population = train.population(make, config, sample, run_settings.eval_every // _PARTS, batched=False)
+    population = train.population(make, config, sample, run_settings.eval_every // PARTS, batched=False)
 
     def draw(rows: replay.Dataset, key: Key, first: int) -> Transition:
         """The batches of `rl.train.scan_updates`."""
         run_key = keys.of(key, "update")
         one = lambda step: sample(rows, jax.random.split(jax.random.fold_in(run_key, step))[0], step)
-        return jax.vmap(one)(first + jnp.arange(_DRAWN))
+        return jax.vmap(one)(first + jnp.arange(DRAWN))
 
     learner = make(config)
     return Subject(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from benchmarks import cases, parity, peers
+from benchmarks import cases, parity, parity_steps, peers
 from experiments import studies
 from rl import train
 from rl.agents import get
@@ -247,6 +247,24 @@ def test_what_cannot_be_compared_is_refused_by_name(
         parity.check(parity.Settings())
 
 
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"agents": "iql,cql"}, "--agents: cql is none of iql, td3_bc, rebrac"),
+        ({"updates": 700}, "--updates=700 must be a multiple of 500"),
+        ({"steps": 0}, "--steps=0 must be at least 1"),
+    ],
+)
+def test_steps_that_cannot_be_compared_are_refused_by_name(
+    changed: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "missing", lambda: None)
+    with pytest.raises(ValueError, match=message):
+        parity_steps.check(parity_steps.Settings(**changed))
+    noisy = parity_steps.of_agent(parity_steps.Settings(set="batch_size=64"), "rebrac")
+    assert noisy.set == "batch_size=64,agent.policy_noise=0.0"
+
+
 @pytest.mark.long
 def test_both_libraries_learn_the_same_from_a_small_tier(tmp_path: Path) -> None:
     """From data to report: with the same weights and batches, IQL's losses differ by rounding alone."""
@@ -271,3 +289,16 @@ def test_both_libraries_learn_the_same_from_a_small_tier(tmp_path: Path) -> None
         np.testing.assert_allclose(
             of["difference"][0]["each"], 0, atol=0.02 * abs(of[parity.OURS][0]["mean"]), err_msg=name
         )
+    result = parity_steps.run(
+        parity_steps.Settings(
+            tiers=TIER,
+            updates=500,
+            hidden=(16, 16),
+            set="batch_size=64",
+            data_folder=str(tmp_path),
+            out=str(tmp_path / "steps"),
+        )
+    )
+    for row in result["rows"]:
+        assert row["steps"][-1] == 50 and row["losses"] < 1e-4, row
+        assert max(max(shares) for shares in row["apart"].values()) < 1e-2, row
