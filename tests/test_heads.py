@@ -671,7 +671,7 @@ def test_a_head_of_ones_own_is_checked() -> None:
         },
         "clipped must return": {"clipped": lambda r, d, o: jnp.zeros(r.shape, int)},
         "divergence must be": {"divergence": lambda o, t: own.loss(o, t) - 100.0},
-        "mix of large outputs must be finite": {"mix": lambda o, w: jnp.log(jnp.exp(own.mix(o, w)))},
+        "mix of outputs of several hundreds must be finite": {"mix": lambda o, w: jnp.log(jnp.exp(own.mix(o, w)))},
         "target, as its outputs are logits, must": {
             "target": lambda r, d, o: r, "loss": lambda o, t: jnp.square(o[..., 0] - t),
             "probabilities": lambda o: jax.nn.softmax(o, -1),
