@@ -450,7 +450,7 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
         lines = {f"{step:,.0f}": at(w) for w, step in enumerate(updates)}
         lines["mean of all"] = returns["whole"]
         lines[f"mean from {updates[len(updates) // 2]:,.0f} on"] = returns["later"]
-        yield "Normalised returns. Single checklines vary much; the means of several say more:"
+        yield "Normalised returns. Single checkpoints vary much; the means of several say more:"
         yield studies.table(
             ("updates", OURS, THEIRS, "difference"),
             [
