@@ -157,8 +157,8 @@ def compare(settings: Settings, agent: str, tier: str, work: studies.Work) -> di
         batch = jax.tree.map(lambda x, i=step % parity.DRAWN: x[i], batches[step // parity.DRAWN])
         ours, metrics = update(ours, batch, jax.random.key(step))
         for name, loss in peer.update(theirs, agent, of.config, batch).items():
-            # Ours is scaled where the policy moves in every second update only.
-            scale = 2 if agent in NOISY and name != "critic_loss" else 1
+            # Ours is scaled where the policy does not move in every update (`rl.agents.state.delayed`).
+            scale = 1 if name == "critic_loss" else getattr(of.config, "policy_delay", 1)
             largest = max(largest, abs(float(metrics[name]) / scale / loss - 1))
         if step + 1 in steps:
             weights, now = peer.weights(theirs, start), jax.device_get(ours.params)

@@ -109,9 +109,8 @@ def of(name: str) -> Rule:
     if not of_user and parts[0] != "dm_control":
         for words in ([word for word in re.split(r"[^a-z0-9]+", part) if word] for part in reversed(parts)):
             for count in range(len(words), 0, -1):
-                if (task := "".join(words[:count])) in RULES and task + "".join(
-                    words[count : count + 1]
-                ) not in OTHERS:
+                task, with_next = "".join(words[:count]), "".join(words[: count + 1])
+                if task in RULES and with_next not in OTHERS:
                     return RULES[task]
     hint = "" if of_user else did_you_mean(re.split(r"[^a-z0-9]+", parts[-1])[0], RULES)
     if module:

@@ -102,14 +102,12 @@ def make(
       ImportError: there is no module of your own by that name.
     """
     if has_support(name) and (low is None or high is None):
+        unbounded = (
+            f". If it has no support, say so in its module: {name.rpartition('.')[2]}.UNBOUNDED = True"
+        )
         raise ValueError(
             f"{name} needs low and high, the smallest and the largest value that it must represent: "
-            "rl.replay.dataset.value_bounds gives them for logged data"
-            + (
-                ""
-                if name in NAMES
-                else f". If it has no support, say so in its module: {name.rpartition('.')[2]}.UNBOUNDED = True"
-            )
+            f"rl.replay.dataset.value_bounds gives them for logged data{'' if name in NAMES else unbounded}"
         )
     ends: tuple[Any, Any] = (low, high)
     makers = {
