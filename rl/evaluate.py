@@ -30,6 +30,51 @@ LONG_EPISODE = 100_000  # steps of an episode that may never end: the longest of
 _COPIES = 16  # environments held at once by default: a manipulation task takes 150 MB and 0.8 s to build
 
 
+class _Tally:
+    """Scores of the episodes of ``C`` environments, each of which plays ``R``, one after another."""
+
+    def __init__(self, environments: int, rounds: int):
+        shape = environments, rounds
+        self.returns, self.length = np.zeros(shape), np.zeros(shape, np.int64)
+        self.success, self.final_success = np.full(shape, np.nan), np.full(shape, np.nan)
+        self.episode = np.zeros(environments, np.int64)  # [C], which one is played: R when all are over
+        self.active = np.ones(environments, bool)  # [C], whether one is
+
+    def add(self, step: workers.Step) -> None:
+        """Counts a step of the environments that are active."""
+        active = self.active
+        now = np.flatnonzero(active), self.episode[active]
+        self.returns[now] += step.reward[active]
+        self.length[now] += 1
+        self.success[now] = np.fmax(self.success[now], step.success[active])  # fmax: NaN is no report
+        self.final_success[now] = step.success[active]
+
+    def end(self, over: np.ndarray) -> np.ndarray:
+        """Goes on to the next episode where one is ``over`` [C]; returns where there is one, [C]."""
+        self.episode += over
+        self.active &= self.episode < self.returns.shape[1]
+        return over & self.active
+
+    def scores(self, name: str) -> dict[str, np.ndarray]:
+        """By name, [C, R].
+
+        Raises:
+            ValueError: the environment, ``name``, reported success in some episodes, and at the last step of others
+                not.
+        """
+        scores = {"return": self.returns, "length": self.length}
+        if np.isnan(self.success).all():
+            return scores
+        missing = np.isnan(self.final_success)
+        if missing.any():
+            raise ValueError(
+                f'environment {name!r} reported info["success"] at the last step of {np.count_nonzero(~missing)} of '
+                f"{missing.size} episodes only: what share succeeds cannot be said; report it at every step, False "
+                "where there is none"
+            )
+        return scores | {"success": self.success, "final_success": self.final_success}
+
+
 class Evaluator:
     """Runs episodes of ``S`` policies at once. Made by `evaluator`; call it, and close it or use ``with``."""
 
@@ -70,53 +115,31 @@ class Evaluator:
         """
         count, rounds = self._seeds * self._copies, self._rounds
         starts, first = self._starts(index), np.ones(count, bool)
-        returns, length = np.zeros((count, rounds)), np.zeros((count, rounds), np.int64)
-        success, final_success = np.full((count, rounds), np.nan), np.full((count, rounds), np.nan)
-        episode, active = np.zeros(count, np.int64), np.ones(count, bool)
-        observation = self._reset(starts, episode, first)
-        self._check(observation, episode, length)
+        tally = _Tally(count, rounds)
+        observation = self._reset(starts, tally.episode, first)
+        self._check(observation, tally)
         memory = self._policy.start(states, jax.device_put(self._by_seed(observation)))
         time = 0
         with log.progress(count * rounds, f"evaluate {self._name}", unit="ep", delay=3, leave=False) as bar:
-            while active.any():
+            while tally.active.any():
                 actions, memory = self._act(states, memory, observation, first, (index, time))
                 if watch:
-                    watch(observation, memory, active)
-                step = self._vector.step(actions, active)
+                    watch(observation, memory, tally.active)
+                step = self._vector.step(actions, tally.active)
                 observation, time = step.observation, time + 1
-                now = np.flatnonzero(active), episode[active]
-                returns[now] += step.reward[active]
-                length[now] += 1
-                if (length[now] == LONG_EPISODE).any():
-                    warnings.warn(
-                        f"an episode of {self._name} has lasted {LONG_EPISODE:,} steps. Episodes are played to their "
-                        "end: if the environment has no time limit, register it with max_episode_steps",
-                        stacklevel=2,
-                    )
-                self._check(observation, episode, length, step.reward)
-                success[now] = np.fmax(success[now], step.success[active])  # fmax: NaN is no report
-                final_success[now] = step.success[active]
-                over = active & (step.terminated | step.truncated)
+                tally.add(step)
+                self._check(observation, tally, step.reward)
+                over = tally.active & (step.terminated | step.truncated)
                 bar.update(int(over.sum()))
-                episode += over
-                active &= episode < rounds
-                first = over & active
+                first = tally.end(over)
                 if first.any():
-                    observation = self._reset(starts, episode, first)
-                    self._check(observation, episode, length)
+                    observation = self._reset(starts, tally.episode, first)
+                    self._check(observation, tally)
         if watch:
-            watch(observation, memory, active)
-        scores = {"return": returns, "length": length}
+            watch(observation, memory, tally.active)
+        scores = tally.scores(self._name)
         if self._reference is not None:
-            scores["normalized_return"] = normalize(returns, self._reference)
-        if not np.isnan(success).all():
-            if np.isnan(final_success).any():
-                raise ValueError(
-                    f'environment {self._name!r} reported info["success"] at the last step of '
-                    f"{np.count_nonzero(~np.isnan(final_success))} of {final_success.size} episodes only: what share "
-                    "succeeds cannot be said; report it at every step, False where there is none"
-                )
-            scores |= {"success": success, "final_success": final_success}
+            scores["normalized_return"] = normalize(scores["return"], self._reference)
         return {name: self._in_order(score) for name, score in scores.items()}
 
     def render(self, which: np.ndarray, goal: bool = False) -> list[np.ndarray | str | None]:
@@ -141,13 +164,17 @@ class Evaluator:
         numbers = np.arange(len(first)) % self._copies + self._copies * episode
         return self._vector.reset(seeds, [self._options[number % len(self._options)] for number in numbers])
 
-    def _check(
-        self, observation: Any, episode: np.ndarray, length: np.ndarray, reward: np.ndarray | None = None
-    ) -> None:
-        """Raises FloatingPointError on what is not finite; ``length`` [S * n, rounds] is that of every episode."""
-        playing = np.minimum(episode, self._rounds - 1)
-        steps = length[np.arange(len(playing)), playing]
+    def _check(self, observation: Any, tally: _Tally, reward: np.ndarray | None = None) -> None:
+        """Raises FloatingPointError on what is not finite; warns of episodes that may never end."""
+        playing = np.minimum(tally.episode, self._rounds - 1)
+        steps = tally.length[np.arange(len(playing)), playing]
         workers.check_finite(self._name, observation, playing, steps, reward)
+        if reward is not None and (steps[tally.active] == LONG_EPISODE).any():
+            warnings.warn(
+                f"an episode of {self._name} has lasted {LONG_EPISODE:,} steps. Episodes are played to their end: if "
+                "the environment has no time limit, register it with max_episode_steps",
+                stacklevel=3,
+            )
 
     def _starts(self, index: int) -> np.ndarray:
         """Environment seeds [S * n, rounds]; copy ``c`` of ``n`` runs the episodes c, c + n, c + 2n, ..."""
