@@ -44,8 +44,8 @@ def _tv(scale: float, inverse: np.ndarray, phi: np.ndarray, v: np.ndarray, _: in
 
 
 def _kl(scale: float, inverse: np.ndarray, phi: np.ndarray, v: np.ndarray, horizon: int) -> np.ndarray:
-    shifted = 1 + inverse @ _summed(phi, np.exp(-v / scale) - 1)
-    return -scale * np.log(np.maximum(shifted, np.exp(-horizon / scale)))
+    mean = inverse @ _summed(phi, np.exp(-v / scale))
+    return -scale * np.log(np.maximum(mean, np.exp(-horizon / scale)))
 
 
 def _searched(objective: Callable[[float], Objective], least: float = 0.0) -> Callable[..., np.ndarray]:

@@ -74,8 +74,10 @@ PLAIN = {"beta": 0.3, "ridge": 0.5}
 CASES = [
     (pevi, pevi.Config(**PLAIN), None, 1e-10),
     (r2pvi, r2pvi.Config("tv", 0.4, **PLAIN), reference.tv(0.4), 1e-10),
-    (r2pvi, r2pvi.Config("kl", 0.4, **PLAIN), reference.kl(0.4), 1e-10),
-    (r2pvi, r2pvi.Config("kl", 0.4, shifted=False, **PLAIN), reference.kl(0.4, shifted=False), 1e-10),
+    *(
+        (r2pvi, r2pvi.Config("kl", 0.4, estimate=kind, **PLAIN), reference.kl(0.4, kind), 1e-10)
+        for kind in r2pvi.KL_ESTIMATES
+    ),
     (r2pvi, r2pvi.Config("chi2", 0.4, **PLAIN), on_grid(reference.chi2_objective(0.4), CUTS), 1e-5),
     (
         drpvi,
@@ -147,9 +149,9 @@ def regression(seed: int = 6, count: int = 150) -> linear.Regression:
     return linear.Regression(weighted, inverse)
 
 
-@functools.partial(jax.jit, static_argnames=("name", "shifted"))
+@functools.partial(jax.jit, static_argnames=("name", "kind"))
 def estimates(
-    name: str, problem: linear.Regression, values: np.ndarray, size: float, shifted: bool = True
+    name: str, problem: linear.Regression, values: np.ndarray, size: float, kind: str = "normalised"
 ) -> jax.Array:
     """The factors' values at a price (chi2, kl_price) or radius (tv, kl) of ``size``."""
     bound = jnp.asarray(float(HORIZON))
@@ -157,7 +159,7 @@ def estimates(
     if name == "chi2":
         return r2pvi._chi2(r2pvi.Config("chi2", size), problem, values, bound)
     if name == "kl_price":
-        return r2pvi._kl(r2pvi.Config("kl", size, shifted=shifted), problem, values, bound)
+        return r2pvi._kl(r2pvi.Config("kl", size, estimate=kind), problem, values, bound)
     return drpvi._FACTORS[name](problem, values, bound, jnp.full(problem.inverse.shape[0], size))
 
 
@@ -192,13 +194,13 @@ def test_searches_find_the_largest_of_a_fine_grid(name: str, situation: str) -> 
 
 
 @pytest.mark.parametrize("situation", list(SITUATIONS))
-@pytest.mark.parametrize("shifted", [True, False])
-def test_kl_of_hard_values(shifted: bool, situation: str) -> None:
+@pytest.mark.parametrize("kind", r2pvi.KL_ESTIMATES)
+def test_kl_of_hard_values(kind: str, situation: str) -> None:
     """Against the textbook formula, which is safe at this price; values below 0 are scaled in ours."""
     values, problem = SITUATIONS[situation], regression()
-    ours = estimates("kl_price", problem, values, 0.3, shifted)
+    ours = estimates("kl_price", problem, values, 0.3, kind)
     rows = problem.inverse @ problem.weighted.T
-    np.testing.assert_allclose(ours, reference.kl(0.3, shifted=shifted)(rows, values, HORIZON), atol=1e-8)
+    np.testing.assert_allclose(ours, reference.kl(0.3, kind)(rows, values, HORIZON), atol=1e-8)
 
 
 @pytest.mark.slow
@@ -295,8 +297,7 @@ def test_float32_works_and_small_prices_stay_finite() -> None:
     data = jax.tree.map(lambda x: x.astype(np.float32), random_data())
     for module, config in (
         (r2pvi, r2pvi.Config("tv", 1e-6)),
-        (r2pvi, r2pvi.Config("kl", 1e-6)),
-        (r2pvi, r2pvi.Config("kl", 1e-6, shifted=False)),
+        *((r2pvi, r2pvi.Config("kl", 1e-6, estimate=kind)) for kind in r2pvi.KL_ESTIMATES),
         (r2pvi, r2pvi.Config("chi2", 1e-3)),
         (drpvi, drpvi.Config("kl", 5.0)),
         (drpvi, drpvi.Config("tv", 5.0)),
@@ -304,6 +305,29 @@ def test_float32_works_and_small_prices_stay_finite() -> None:
         result = jax.jit(lambda data, m=module, c=config: m.fit(c, data))(data)
         assert result.weights.dtype == np.float32
         assert np.isfinite(result.weights).all()
+
+
+@pytest.mark.parametrize("divergence", ["tv", "kl", "chi2"])
+def test_where_nothing_is_uncertain_no_price_costs_anything(divergence: str) -> None:
+    """One factor that always leads to itself, and a reward of 1 in each of 20 steps: no adversary has a choice.
+
+    Data bring the value to within what the ridge takes, however small the price is against it.
+    """
+    steps, count = 20, 1000
+    ones = functools.partial(np.ones, dtype=np.float64)
+    data = Trajectories(
+        features=ones((steps, count, 1)),
+        reward=ones((steps, count)),
+        next_features=ones((steps - 1, count, 1, 1)),
+        stopping=np.full((steps - 1, count), -np.inf),
+        theta=ones((steps, 1)),
+    )
+    config = r2pvi.Config(divergence, beta=0.0)
+    scales = np.array([0.1, 1.0, 100.0])
+    values = jax.jit(jax.vmap(lambda x: r2pvi.fit(dataclasses.replace(config, scale=x), data).weights[0, 0]))(
+        scales
+    )
+    np.testing.assert_allclose(values, steps, rtol=0.04 if divergence == "chi2" else 0.01)
 
 
 # ---- bad input -------------------------------------------------------------------------------------------

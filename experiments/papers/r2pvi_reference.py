@@ -78,12 +78,17 @@ def tv(scale: float) -> Estimate:
     return lambda rows, v, _: rows @ np.minimum(v, v.min() + scale)
 
 
-def kl(scale: float, *, shifted: bool = True) -> Estimate:
-    """``shifted=False`` is the authors' fault: optimistic where data is thin."""
+def kl(scale: float, kind: str = "plain") -> Estimate:
+    """``plain`` is the authors', ``shifted`` as they have it for the ball; ``normalised`` is ours."""
 
     def estimate(rows: np.ndarray, v: np.ndarray, horizon: float) -> np.ndarray:
-        mean = 1 + rows @ np.expm1(-v / scale) if shifted else rows @ np.exp(-v / scale)
-        return -scale * np.log(np.maximum(mean, np.exp(-horizon / scale)))
+        mass = rows.sum(-1)
+        if kind == "shifted":
+            mean = 1 + rows @ np.expm1(-v / scale)
+        else:
+            mean = rows @ np.exp(-v / scale) / (mass if kind == "normalised" else 1)
+        worst = -scale * np.log(np.maximum(mean, np.exp(-horizon / scale)))
+        return np.minimum(mass * worst, rows @ v) if kind == "normalised" else worst
 
     return estimate
 

@@ -8,13 +8,22 @@ nominal one. From the last step to the first, with ``z`` and ``Lambda`` of `rl.a
 where ``w^_i``, the worst value of factor ``i``, is for
 
     tv     z(min(V, min V + lambda))_i
-    kl     -lambda log max(1 + z(exp(-V / lambda) - 1)_i, exp(-H / lambda))
+    kl     min{m_i (-lambda log max(z(exp(-V / lambda))_i / m_i, exp(-H / lambda))), z(V)_i},   m = z(1)
     chi2   max_a z(V_a)_i + (z(V_a)_i^2 - z(V_a^2)_i) / (4 lambda),   V_a = min(V, a),   0 <= a <= H
 
-Differences. For kl the authors regress ``exp(-V / lambda)`` itself (``shifted=False``). The ridge pulls every
-regression towards 0, which for them means: where there is no data, the value is infinite, or ``H`` after the
-floor. Regressing the difference from 1 pulls towards the value 0, as for the other divergences. For chi2 the
-authors search with Nelder-Mead (and in the simulated MDP for the minimum); here the maximum is exact.
+Differences. For chi2 the authors search with Nelder-Mead (and in the simulated MDP for the minimum); here the maximum
+is exact. For kl they have neither ``m`` nor the second term. The ridge pulls every regression towards 0, by ``m_i``
+from 1, and a logarithm makes much of that; ``estimate`` says what is done about it:
+
+- ``normalised``: the formula above. Means are divided by what the ridge leaves of 1 and their worst value is multiplied
+  by it, as it is with the other divergences: a factor that was never seen is worth 0. No worst value exceeds the mean
+  (Jensen), which rows of both signs do not respect by themselves.
+- ``plain``: ``-lambda log max(z(exp(-V / lambda))_i, exp(-H / lambda))``, as the authors have it. A factor that was
+  never seen is worth ``H``, and ``lambda log m_i`` is added for nothing where ``lambda`` is large.
+- ``shifted``: ``-lambda log max(1 + z(exp(-V / lambda) - 1)_i, exp(-H / lambda))``, as the authors have it for the ball
+  of DRVI-L (`rl.agents.drpvi`). It cannot exceed ``-lambda log(1 - m_i)``, which for ``n`` samples of a factor is
+  ``lambda log(1 + n / ridge)``, however large ``V`` is, and is ``H`` where ``m_i`` exceeds 1: of use only where
+  ``lambda`` is not small against values.
 
 Not a `rl.types.Learner`: see `rl.agents.linear`.
 """
@@ -32,6 +41,8 @@ from rl.replay.linear import Trajectories
 from rl.settings import require_choice
 from rl.types import Array
 
+KL_ESTIMATES = ("normalised", "plain", "shifted")
+
 
 @dataclasses.dataclass(frozen=True)
 class Config(linear.Config):
@@ -39,16 +50,18 @@ class Config(linear.Config):
 
     divergence: str = "tv"  # tv, kl or chi2
     scale: float = 0.1  # lambda, the price of a shift: small is robust, large is not
-    shifted: bool = True  # kl only: regress exp(-V / lambda) - 1, not exp(-V / lambda)
+    estimate: str = "normalised"  # kl only: one of KL_ESTIMATES
 
 
 def fit(config: Config, data: Trajectories) -> Fit:
     """One backward pass. ``config.scale`` may be a traced number, to vmap over it.
 
     Raises:
-      ValueError: an unknown divergence, a scale that is not positive; see `rl.agents.linear.backward` for more.
+      ValueError: an unknown divergence or estimate, a scale that is not positive; see `rl.agents.linear.backward` for
+        more.
     """
     require_choice("divergence", config.divergence, _FACTORS)
+    require_choice("estimate", config.estimate, KL_ESTIMATES)
     linear.positive("scale (lambda, the price of a shift)", config.scale)
     factors = _FACTORS[config.divergence]
     return linear.backward(
@@ -62,16 +75,28 @@ def _tv(config: Config, regression: Regression, values: Array, bound: Array) -> 
 
 
 def _kl(config: Config, regression: Regression, values: Array, bound: Array) -> Array:
-    # Everything is multiplied by exp(least / scale), or negative values would overflow at a small scale.
-    least = jnp.minimum(values.min(), 0.0)
+    if config.estimate == "shifted":
+        return _shifted_kl(config, regression, values, bound)
+    mass = regression.z(jnp.ones_like(values))
+    divisor = jnp.where(mass == 0, 1.0, mass) if config.estimate == "normalised" else 1.0
+    # Everything is multiplied by exp(least / scale), or it would overflow or vanish at a small scale.
+    least = values.min()
+    mean = regression.z(jnp.exp((least - values) / config.scale)) / divisor
+    worst = least - config.scale * jnp.log(jnp.maximum(mean, _floor(config, least, bound)))
+    return worst if config.estimate == "plain" else jnp.minimum(mass * worst, regression.z(values))
+
+
+def _shifted_kl(config: Config, regression: Regression, values: Array, bound: Array) -> Array:
+    least = jnp.minimum(values.min(), 0.0)  # or negative values would overflow
     one = jnp.exp(least / config.scale)
-    if config.shifted:
-        difference = jnp.expm1((least - values) / config.scale) - jnp.expm1(least / config.scale)
-        mean = one + regression.z(difference)
-    else:
-        mean = regression.z(jnp.exp((least - values) / config.scale))
-    floor = jnp.maximum(jnp.exp((least - bound) / config.scale), jnp.finfo(mean.dtype).tiny)
-    return least - config.scale * jnp.log(jnp.maximum(mean, floor))
+    difference = jnp.expm1((least - values) / config.scale) - jnp.expm1(least / config.scale)
+    mean = jnp.maximum(one + regression.z(difference), _floor(config, least, bound))
+    return least - config.scale * jnp.log(mean)
+
+
+def _floor(config: Config, least: Array, bound: Array) -> Array:
+    """The least mean of ``exp((least - V) / scale)``: that of a value of ``bound``."""
+    return jnp.maximum(jnp.exp((least - bound) / config.scale), jnp.finfo(bound.dtype).tiny)
 
 
 def _chi2(config: Config, regression: Regression, values: Array, bound: Array) -> Array:
