@@ -40,7 +40,7 @@ from rl.types import Array, Key
 PERTURBATIONS = np.linspace(0, 1, 11)
 RISES = np.linspace(0.2, 1, 5)
 SWEEP = np.linspace(0, 1, 10)
-PRICES = np.geomspace(0.02, 2, 8)
+PRICES = np.geomspace(1e-3, 2, 12)
 STARTS = np.linspace(95, 105, 11)
 PAPER_START = 99.17022004702574  # the price at which the authors' tests all begin
 SAMPLING = 3.3  # standard errors: 99.9 % of samples are within them
