@@ -93,11 +93,13 @@ def kl(scale: float, kind: str = "plain") -> Estimate:
     return estimate
 
 
-def chi2_objective(scale: float) -> Callable:
+def chi2_objective(scale: float, kind: str = "plain") -> Callable:
+    """As `kl`, without the bound that ``normalised`` has there."""
+
     def objective(row: np.ndarray, v: np.ndarray, cut: np.ndarray) -> np.ndarray:
-        clipped = np.minimum(v, cut)
+        clipped, mass = np.minimum(v, cut), row.sum() if kind == "normalised" else 1
         mean, square = clipped @ row, clipped**2 @ row
-        return mean + (mean**2 - square) / (4 * scale)
+        return mean + (mean**2 / mass - square) / (4 * scale)
 
     return objective
 

@@ -9,21 +9,24 @@ where ``w^_i``, the worst value of factor ``i``, is for
 
     tv     z(min(V, min V + lambda))_i
     kl     min{m_i (-lambda log max(z(exp(-V / lambda))_i / m_i, exp(-H / lambda))), z(V)_i},   m = z(1)
-    chi2   max_a z(V_a)_i + (z(V_a)_i^2 - z(V_a^2)_i) / (4 lambda),   V_a = min(V, a),   0 <= a <= H
+    chi2   min{max_a z(V_a)_i + (z(V_a)_i^2 / m_i - z(V_a^2)_i) / (4 lambda), z(V)_i},   V_a = min(V, a),   0 <= a <= H
 
-Differences. For chi2 the authors search with Nelder-Mead (and in the simulated MDP for the minimum); here the maximum
-is exact. For kl they have neither ``m`` nor the second term. The ridge pulls every regression towards 0, by ``m_i``
-from 1, and a logarithm makes much of that; ``estimate`` says what is done about it:
+Differences. For kl and chi2 the authors have neither ``m`` nor the second term. The ridge pulls every regression
+towards 0, by ``m_i`` from 1, and a logarithm or a division by a small lambda makes much of that: a factor that leads to
+one value for certain, which no adversary of finite divergence can change, is given another. ``estimate`` is one of
 
-- ``normalised``: the formula above. Means are divided by what the ridge leaves of 1 and their worst value is multiplied
-  by it, as it is with the other divergences: a factor that was never seen is worth 0. No worst value exceeds the mean
-  (Jensen), which rows of both signs do not respect by themselves.
-- ``plain``: ``-lambda log max(z(exp(-V / lambda))_i, exp(-H / lambda))``, as the authors have it. A factor that was
-  never seen is worth ``H``, and ``lambda log m_i`` is added for nothing where ``lambda`` is large.
-- ``shifted``: ``-lambda log max(1 + z(exp(-V / lambda) - 1)_i, exp(-H / lambda))``, as the authors have it for the ball
-  of DRVI-L (`rl.agents.drpvi`). It cannot exceed ``-lambda log(1 - m_i)``, which for ``n`` samples of a factor is
-  ``lambda log(1 + n / ridge)``, however large ``V`` is, and is ``H`` where ``m_i`` exceeds 1: of use only where
-  ``lambda`` is not small against values.
+- ``normalised``: the formulas above. Means are divided by what the ridge leaves of 1 and their worst value is
+  multiplied by it, as it is for tv by itself: a factor that was never seen is worth 0. No worst value exceeds the mean,
+  which rows of both signs do not respect by themselves.
+- ``plain``: the authors', ``-lambda log max(z(exp(-V / lambda))_i, exp(-H / lambda))`` for kl, and ``m_i = 1`` for
+  chi2. For kl a factor that was never seen is worth ``H``, and ``-lambda log m_i``, which is large where lambda is, is
+  added for nothing.
+- ``shifted``: kl only, ``-lambda log max(1 + z(exp(-V / lambda) - 1)_i, exp(-H / lambda))``, as the authors have it for
+  the ball of DRVI-L (`rl.agents.drpvi`). It cannot exceed ``-lambda log(1 - m_i)``, which for ``n`` samples of a factor
+  is ``lambda log(1 + n / ridge)``, however large ``V`` is, and is ``H`` where ``m_i`` exceeds 1: of use only where
+  lambda is not small against values.
+
+For chi2 the authors search with Nelder-Mead (and in the simulated MDP for the minimum); here the maximum is exact.
 
 Not a `rl.types.Learner`: see `rl.agents.linear`.
 """
@@ -41,7 +44,7 @@ from rl.replay.linear import Trajectories
 from rl.settings import require_choice
 from rl.types import Array
 
-KL_ESTIMATES = ("normalised", "plain", "shifted")
+ESTIMATES = ("normalised", "plain", "shifted")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +53,7 @@ class Config(linear.Config):
 
     divergence: str = "tv"  # tv, kl or chi2
     scale: float = 0.1  # lambda, the price of a shift: small is robust, large is not
-    estimate: str = "normalised"  # kl only: one of KL_ESTIMATES
+    estimate: str = "normalised"  # of kl and chi2: one of ESTIMATES
 
 
 def fit(config: Config, data: Trajectories) -> Fit:
@@ -61,7 +64,7 @@ def fit(config: Config, data: Trajectories) -> Fit:
         more.
     """
     require_choice("divergence", config.divergence, _FACTORS)
-    require_choice("estimate", config.estimate, KL_ESTIMATES)
+    require_choice("estimate", config.estimate, ESTIMATES if config.divergence == "kl" else ESTIMATES[:2])
     linear.positive("scale (lambda, the price of a shift)", config.scale)
     factors = _FACTORS[config.divergence]
     return linear.backward(
@@ -77,13 +80,12 @@ def _tv(config: Config, regression: Regression, values: Array, bound: Array) -> 
 def _kl(config: Config, regression: Regression, values: Array, bound: Array) -> Array:
     if config.estimate == "shifted":
         return _shifted_kl(config, regression, values, bound)
-    mass = regression.z(jnp.ones_like(values))
-    divisor = jnp.where(mass == 0, 1.0, mass) if config.estimate == "normalised" else 1.0
+    mass = _mass(config, regression)
     # Everything is multiplied by exp(least / scale), or it would overflow or vanish at a small scale.
     least = values.min()
-    mean = regression.z(jnp.exp((least - values) / config.scale)) / divisor
-    worst = least - config.scale * jnp.log(jnp.maximum(mean, _floor(config, least, bound)))
-    return worst if config.estimate == "plain" else jnp.minimum(mass * worst, regression.z(values))
+    mean = regression.z(jnp.exp((least - values) / config.scale)) / mass
+    worst = mass * (least - config.scale * jnp.log(jnp.maximum(mean, _floor(config, least, bound))))
+    return _at_most_mean(config, regression, values, worst)
 
 
 def _shifted_kl(config: Config, regression: Regression, values: Array, bound: Array) -> Array:
@@ -100,13 +102,29 @@ def _floor(config: Config, least: Array, bound: Array) -> Array:
 
 
 def _chi2(config: Config, regression: Regression, values: Array, bound: Array) -> Array:
+    mass = _mass(config, regression)
+
     def objective(cut: Array, mean: Array, square: Array) -> Array:
-        return mean + (jnp.square(mean) - square) / (4 * config.scale)
+        return mean + (jnp.square(mean) / mass - square) / (4 * config.scale)
 
     def inside(below: Array, above: Array) -> Array:
-        return (2 * config.scale + below) / (1 - above)
+        return (2 * config.scale * mass + below) / (mass - above)
 
-    return linear.best_cut(regression, values, bound, objective, inside)
+    worst = linear.best_cut(regression, values, bound, objective, inside)
+    return _at_most_mean(config, regression, values, worst)
+
+
+def _mass(config: Config, regression: Regression) -> Array:
+    """``z(1)`` [d], to divide by: 1 where a factor was never seen, and where nothing is normalised."""
+    size = regression.weighted.shape[0]
+    if config.estimate == "plain":
+        return jnp.ones_like(regression.weighted[0])
+    mass = regression.z(jnp.ones(size, regression.weighted.dtype))
+    return jnp.where(mass == 0, 1.0, mass)
+
+
+def _at_most_mean(config: Config, regression: Regression, values: Array, worst: Array) -> Array:
+    return worst if config.estimate == "plain" else jnp.minimum(worst, regression.z(values))
 
 
 _FACTORS: dict[str, Any] = {"tv": _tv, "kl": _kl, "chi2": _chi2}
