@@ -251,7 +251,7 @@ def test_the_script_makes_every_figure_and_table(tmp_path: Path, monkeypatch: py
     assert "| 1a | R2PVI-TV | q = 0.50 | 1.2075 |" in text
     assert "which minimises the chi2 dual" in text and "not published" in text
     assert "| R2PVI-KL | 31: 0.001 to 1 |" in text
-    assert "| first step (the paper's) | 0.00 |" in text
+    assert "| first step (the paper's) | 0.00 |" in text and "| R2PVI-chi2, plain | " in text
     verdicts = {row["claim"]: row["verdict"] for row in result["claims"]}
     assert verdicts["1a, PEVI: published values within sampling of ours (99.9 %)"] == "holds"
     emulated = "1d, R2PVI-TV lambda = 1: the authors' code, emulated, gives the published values (to 0.001)"
@@ -280,7 +280,8 @@ def test_the_page_has_a_row_for_each_curve_and_a_file_every_value() -> None:
 def test_the_stored_emulation_is_figure_1d_but_for_the_variance_aware_rows() -> None:
     """And the fault in chi2 gives its curve of 1a at lambda 0.1, while nothing of theirs gives that of KL there.
 
-    Of either curve lambda is not published, and at another one the losses as they should be give it.
+    Of either curve lambda is not published. At another one the authors' estimates give it, and ours, which are nearer
+    the exact worst values wherever lambda is not large, do not.
     """
     result = studies.load(Path(paper.__file__).parents[2] / "results/papers/r2pvi/result.json")
     curves = {
@@ -293,11 +294,11 @@ def test_the_stored_emulation_is_figure_1d_but_for_the_variance_aware_rows() -> 
     assert far == {"VA-R2PVI-TV lambda = 1", "VA-DRPVI rho = 0.2"}
     assert curves["1a", "R2PVI-chi2"] < 0.04 and curves["1a", "R2PVI-KL"] > 0.1
     near = {name: paper.nearest(by_lambda) for name, by_lambda in result["prices"].items()}
-    assert {name: round(curve["lambda"], 3) for name, curve in near.items()} == {
-        "R2PVI-KL": 0.316,
-        "R2PVI-chi2": 0.008,
-    }
-    assert all(np.abs(paper.deviations(curve)).max() < 1.96 for curve in near.values())
+    fits = {name: np.abs(paper.deviations(curve)).max() < 1.96 for name, curve in near.items()}
+    assert fits == {name: "," in name for name in paper.CANDIDATES}
+    errors = {name: np.asarray(of) for name, of in result["errors"].items()}
+    for name, of in errors.items():
+        assert (errors[name.partition(",")[0]] <= of * np.where(paper.ERROR_PRICES > 1, 1.03, 1)).all()
     np.testing.assert_allclose(
         result["emulated"]["1d"]["VA-DRPVI rho = 0.2"], paper.FIGURE_D["DRPVI", 0.2], atol=1e-3
     )
