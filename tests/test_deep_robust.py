@@ -114,6 +114,15 @@ def test_a_proposal_that_ends_its_episode_is_worth_nothing() -> None:
     np.testing.assert_allclose(target.mean(0), [0.9 * dual[0], 1 + 0.9 * dual[1]], atol=0.05)
 
 
+@pytest.mark.slow
+def test_a_proposal_that_is_not_finite_is_an_end_where_the_rule_says_so() -> None:
+    """As the rules of MuJoCo's robots do: the agent then sees numbers, of which a discount of 0 makes nothing."""
+    lost = lambda seen: ~jnp.isfinite(seen[..., 0])
+    learner = robust.make(observer(), proposals(jnp.nan), "tv", 0.5, 0.9, lost)
+    seen = jax.vmap(lambda key: learner.update(None, rows([0.25]), key)[1])(jax.random.split(KEY, 100))
+    assert {0.0, 1.0} == set(np.unique(seen["discount"])) and np.isfinite(seen["next_observation"]).all()
+
+
 @pytest.mark.parametrize("divergence", DIVERGENCES)
 def test_a_price_that_none_can_pay_leaves_the_mean_over_proposals(divergence: str) -> None:
     seen = shown(rows([1.0]), (0.0, 5.0), divergence, 1e7, 3000)

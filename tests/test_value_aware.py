@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl.agents import sac_n
+from rl.agents import fql, sac_n
 from rl.dynamics import ensemble, loss, value_aware
 from rl.dynamics.loss import Prediction
 from rl.dynamics.rows import Rows
@@ -383,6 +383,18 @@ def test_a_learners_values_are_its_critics_and_targets_at_an_action_that_stays_w
         np.testing.assert_allclose(annotation.gradient[..., 0], np.outer([1.0, -2.0], weights))
     with pytest.raises(ValueError, match="this agent has no critics"):
         value_aware.of_learner(Learner(blank, blank, act))
+
+
+def test_the_value_of_a_row_does_not_depend_on_its_place_where_the_agent_draws_its_action() -> None:
+    """FQL does; a model that predicts every row exactly would else have a loss."""
+    learner = fql.make(fql.Config(hidden=(8,)), Spec((3,), 1), heads.make("scalar"))
+    row = lambda *shape: jnp.zeros((5, *shape))
+    batch = Transition(row(3), row(1), row(), row(), row(3), row(1), row())
+    values, state = value_aware.of_learner(learner), learner.init(KEY, batch)
+    observation = jax.random.normal(KEY, (4, 3))
+    many = values(state, jnp.broadcast_to(observation[::-1], (2, 4, 3)))
+    np.testing.assert_allclose(many[:, 1, ::-1], values(state, observation), atol=1e-6)
+    assert jnp.ptp(jax.jit(learner.act)(state, jnp.zeros((4, 3)), KEY)) > 1e-3
 
 
 def test_soft_actor_critic_has_two_values_for_each_critic() -> None:

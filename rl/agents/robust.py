@@ -82,7 +82,11 @@ def make(
         values = jax.vmap(value, (None, 0, None), -1)(state, candidates, value_key)  # [B, M + 1]
         ends = jnp.zeros(values.shape, bool)
         if terminates is not None:
-            ends = ends.at[:, :-1].set(terminates(proposals).T)
+            over = terminates(proposals)
+            ends = ends.at[:, :-1].set(over.T)
+            # Rules may end an episode where nothing is finite: no value follows, but 0 times NaN is NaN.
+            lost = over & ~jnp.isfinite(proposals).all(-1)
+            candidates = candidates.at[:-1].set(jnp.where(lost[..., None], batch.observation, proposals))
         values = jnp.where(ends, 0.0, values)
         weights, price = worst_case(
             divergence, values, jnp.full(values.shape[-1], 1 / values.shape[-1]), scale

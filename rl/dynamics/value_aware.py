@@ -134,7 +134,8 @@ def of_learner(learner: Learner) -> Values:
     """The learner's critics, online and target ones, at the action that it would take; its state is that of `Values`.
 
     The paper's code has four value functions, two online and two target critics of SAC at the policy's mean action, and
-    lets no gradient flow through the action. So does this: the action is ``learner.act``'s. Target critics are
+    lets no gradient flow through the action. So does this: the action is ``learner.act``'s. An agent that draws it
+    draws from the same noise in every row, or a row's value would depend on its place. Target critics are
     ``learner.critics`` of the state with its targets in place of its parameters; where the learner has no targets, its
     critics are all.
 
@@ -148,7 +149,9 @@ def of_learner(learner: Learner) -> Values:
         )
 
     def values(state: Any, observation: Array) -> Array:
-        action = jax.lax.stop_gradient(learner.act(state, observation, jax.random.key(0)))
+        act = lambda row: learner.act(state, row[None], jax.random.key(0))[0]
+        rows = jax.vmap(act)(observation.reshape(-1, observation.shape[-1]))
+        action = jax.lax.stop_gradient(rows.reshape(*observation.shape[:-1], *rows.shape[1:]))
         online = critics(state, observation, action)
         if not state.target:
             return online
