@@ -1,6 +1,7 @@
 """`rl.data.steps`: pairing against a naive walk over episodes, and every way a log can be bad."""
 
 import contextlib
+import warnings
 
 import gymnasium
 import numpy as np
@@ -155,14 +156,54 @@ def test_next_observations_that_do_not_follow_are_refused_unless_the_log_is_said
         from_steps(**log | {"next_observations": None}, source="mine", shuffled=True)
 
 
+def test_rows_of_environments_side_by_side_are_told_from_other_disorder():
+    order = np.arange(1000).reshape(4, 250).T.reshape(-1)
+    log = {name: array[order] for name, array in chained(1000).items()}
+    with pytest.raises(DataError, match="steps later: the rows of 4 environments stand side by side"):
+        from_steps(**log, source="mine")
+
+
 def test_a_tenth_of_the_steps_may_end_unmarked():
+    """With a warning if these are most ends, as where rows were lost: returns are then of parts of episodes."""
     log = chained(200)
     resets = np.arange(2, 190, 10)
     log["next_observations"][resets] = -1
     assert from_steps(**log, source="mine").last.sum() == 20 + 19
+    kept = np.random.default_rng(0).random(1000) > 0.05
+    long = chained(1000) | {"timeouts": np.arange(1000) == 999}
+    with pytest.warns(UserWarning, match=r"mine: at \d+ steps next_observations are not what .* \(1 are\)"):
+        from_steps(**{name: array[kept] for name, array in long.items()}, source="mine")
     log["next_observations"][4] = -1
     with pytest.raises(DataError, match=r"for 20 of 199 steps .*the first is step 2"):
         from_steps(**log, source="mine")
+
+
+def test_rewards_of_last_steps_that_are_left_out_are_missed():
+    """Sessions that are rated at their ends, where they are cut."""
+    log = episodes([10] * 20)
+    log["rewards"] = np.tile(np.eye(10)[9], 20)
+    with pytest.warns(
+        UserWarning, match="the last steps of 20 episodes .* and with them 100% of all rewards"
+    ):
+        from_steps(**log, source="mine")
+    log["rewards"] = np.ones(200)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        from_steps(**log, source="mine")
+
+
+def test_numbers_that_float32_cannot_tell_apart_are_warned_of():
+    log = episodes([100])
+    noise = np.random.default_rng(0).normal(size=(100, 2))
+    with pytest.warns(
+        UserWarning, match=r"rounds 1 of their 2 numbers .* number 1 has 5.4e\+06 .* deviation of"
+    ):
+        from_steps(**log | {"observations": noise + np.array([1.0, 5.4e6])}, source="mine")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        from_steps(
+            **log | {"observations": noise * np.array([1.0, 0.0]) + np.array([1e3, 5.4e6])}, source="mine"
+        )
 
 
 def test_rounding_is_no_reset():
@@ -508,8 +549,10 @@ def test_next_observations_across_resets_are_refused():
     with pytest.raises(DataError, match=r"^mine: next observations at time limits .* all 4 of them.*: leave"):
         from_steps(**log, next_observations=shifted, source="mine")
     from_steps(**log, next_observations=shifted, source="mine", continuing=True)
-    one_true = np.where(np.arange(100)[:, None] == 39, true, shifted)
-    from_steps(**log, next_observations=one_true, source="mine")
+    rows = np.arange(100)[:, None]
+    with pytest.raises(DataError, match=r"^mine: next observations at time limits .* 3 of 4 of them"):
+        from_steps(**log, next_observations=np.where(rows == 39, true, shifted), source="mine")
+    from_steps(**log, next_observations=np.where(rows % 40 == 39, true, shifted), source="mine")
 
 
 @pytest.mark.parametrize("mode", ["NEXT_STEP", "SAME_STEP"])

@@ -33,6 +33,10 @@ _OTHER_NAMES = {
     "next_observations": ("next_obs",),
 }
 _LIMITS = 3  # time limits from which on it is no accident that something holds for all of them
+_LOOKED_AT, _MOST_ENVIRONMENTS = (
+    1000,
+    1024,
+)  # rows and counts for which environments side by side are looked for
 _NEAR = 0.85  # of two names' likeness: "action" is "actions", and "next_observations" are no "observations"
 
 
@@ -131,10 +135,11 @@ def from_steps(
         pairs = zip(nest.leaves(observations), nest.leaves(next_observations), strict=True)
         jumps = np.any([_jumps(*pair) for pair in pairs], axis=0)
         if not shuffled:
-            _check_order(jumps & ~last[:-1], source)
+            _check_order(jumps & ~last[:-1], observations, next_observations, source)
+            _warn_of_unmarked(jumps & ~last[:-1], last, source)
         if not (shuffled or continuing):
             _check_resets(observations, jumps, np.flatnonzero((cut & ~terminal)[:-1]), source)
-        last[:-1] |= jumps
+        last[:-1] |= jumps | shuffled
     elif shuffled:
         raise DataError(
             f"{source}: without next_observations, single transitions in no order have no successors: write them into "
@@ -304,6 +309,8 @@ def finite(name: str, array: np.ndarray, source: str) -> None:
     raise DataError(
         f"{source}: {np.count_nonzero(bad)} values of {name} are NaN or infinite (as float32), the first in "
         f"step {first}; drop the episodes that hold them and log again"
+        + "; where episodes terminated any numbers do"
+        * name.startswith("next_observations")
     )
 
 
@@ -326,6 +333,7 @@ def _pair(
             raise DataError(
                 f"{source}: every episode is a single step that nothing follows: no transition is left"
             )
+        _warn_of_lost_rewards(rewards, cut, source)
         next_observations = jax.tree.map(lambda x: x[following[keep]], observations)
         last_kept = (last | cut[following])[keep]
     else:
@@ -340,6 +348,19 @@ def _pair(
         has_next_action=(~last[keep]).astype(np.float32),
     )
     return Dataset(transitions, last_kept)
+
+
+def _warn_of_lost_rewards(rewards: np.ndarray, cut: np.ndarray, source: str) -> None:
+    """Warns if the last steps of episodes that were cut, which are left out, hold more reward than others do."""
+    total = np.abs(rewards, dtype=np.float64).sum()
+    lost = np.abs(rewards[cut], dtype=np.float64).sum()
+    if cut.sum() >= _LIMITS and lost > max(0.1, 3 * cut.mean()) * total:
+        warnings.warn(
+            f"{source}: the last steps of {np.count_nonzero(cut)} episodes that were cut are left out, as nothing "
+            f"follows them, and with them {lost / total:.0%} of all rewards (by size): give next_observations, or "
+            "mark these steps as terminals if nothing of value follows",
+            stacklevel=4,
+        )
 
 
 def _observations(name: str, array: Any, source: str) -> Any:
@@ -370,7 +391,27 @@ def _observations(name: str, array: Any, source: str) -> Any:
             "are images, save them as uint8 [N, H, W, C], from 0 to 255 (networks divide by 255)",
             stacklevel=3,
         )
+    _warn_of_rounding(name, array, source)
     return _float32(name, array.reshape(len(array), *shape), source)
+
+
+def _warn_of_rounding(name: str, array: np.ndarray, source: str) -> None:
+    """Warns of numbers that float32 rounds by more than a hundredth of their deviation."""
+    if array.dtype.itemsize <= 4:
+        return
+    columns = array.reshape(len(array), -1)
+    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is refused later
+        largest, deviation = np.abs(columns).max(0), columns.std(0)
+        lost = np.spacing(largest.astype(np.float32)) > 0.01 * deviation
+    lost &= deviation > 1e-12 * largest  # a constant has nothing to lose
+    if lost.any():
+        column = int(lost.argmax())
+        warnings.warn(
+            f"{source}: {name} become float32, which rounds {np.count_nonzero(lost)} of their {len(lost)} numbers by "
+            f"more than a hundredth of their deviation: number {column} has {largest[column]:.6g} at the most and a "
+            f"deviation of {deviation[column]:.3g}. Subtract an offset before they are logged",
+            stacklevel=4,
+        )
 
 
 def _float32(name: str, array: np.ndarray, source: str) -> np.ndarray:
@@ -516,16 +557,47 @@ def _jumps(observations: np.ndarray, next_observations: np.ndarray) -> np.ndarra
     return jumps
 
 
-def _check_order(unmarked: np.ndarray, source: str) -> None:
+def _check_order(unmarked: np.ndarray, observations: Any, next_observations: Any, source: str) -> None:
     """``unmarked`` [N - 1]: the next observation does not follow, and no flag says that an episode ends."""
     count, steps = np.count_nonzero(unmarked), len(unmarked)
-    if count > max(_UNMARKED, _UNMARKED * steps / 100):
+    if count <= max(_UNMARKED, _UNMARKED * steps / 100):
+        return
+    where = (
+        f"{source}: for {count} of {steps} steps next_observations are not the observations of the step after, and no "
+        f"terminal or timeout marks an end there; the first is step {unmarked.argmax()}. "
+    )
+    if side_by_side := _environments(observations, next_observations):
         raise DataError(
-            f"{source}: for {count} of {steps} steps next_observations are not the observations of the step after, and "
-            f"no terminal or timeout marks an end there; the first is step {unmarked.argmax()}. If the steps are in "
-            "order, next_observations are wrong, or the ends of episodes are not marked in 'timeouts': mend them, or "
-            "leave next_observations out. If the log holds single transitions in no order, load it with --shuffled "
-            "(shuffled=True)"
+            f"{where}They are those of {side_by_side} steps later: the rows of {side_by_side} environments stand side "
+            "by side. Write the episodes of one environment after those of another"
+        )
+    raise DataError(
+        f"{where}If the steps are in order, next_observations are wrong, or the ends of episodes are not marked in "
+        "'timeouts': mend them. If the log holds single transitions in no order, load it with --shuffled "
+        "(shuffled=True)"
+    )
+
+
+def _environments(observations: Any, next_observations: Any) -> int:
+    """How many environments' rows stand side by side, as a vector of them is logged step by step; 0 if none do."""
+    first, after = nest.leaves(observations)[0], nest.leaves(next_observations)[0]
+    rows = min(len(first) // 2, _LOOKED_AT)
+    for count in range(2, rows + 1):
+        same = np.equal(after[:rows], first[count : count + rows]).reshape(rows, -1).all(1)
+        if same.mean() > 0.5:
+            return count
+    return 0
+
+
+def _warn_of_unmarked(unmarked: np.ndarray, marked: np.ndarray, source: str) -> None:
+    """Warns if more ends of episodes are ``unmarked`` [N - 1] than ``marked`` [N], as where rows are missing."""
+    count, ends = int(unmarked.sum()), int(marked.sum())
+    if count > max(ends, _LIMITS):
+        warnings.warn(
+            f"{source}: at {count} steps next_observations are not what the log shows next, though no end of an "
+            f"episode is marked there ({ends} are). They count as ends, so that episodes are short, and their returns "
+            "small: if rows are missing, log them, or the returns by which rewards are scaled are wrong",
+            stacklevel=3,
         )
 
 
@@ -534,19 +606,22 @@ def _check_resets(observations: Any, jumps: np.ndarray, limits: np.ndarray, sour
 
     Where these lead no further than other steps do, or all to one state, a warning: the environment may have gone on.
     """
-    if len(limits) < _LIMITS or jumps[limits].any():
+    count = len(limits)
+    limits = limits[~jumps[limits]]
+    if len(limits) < max(_LIMITS, count / 10):  # a few may be accidents
         return
+    which = f"all {count}" if len(limits) == count else f"{len(limits)} of {count}"
     shown = nest.leaves(observations)
     change = lambda rows: sum(np.abs(x[rows + 1] - x[rows].astype(np.float64)).mean() for x in shown)
     same = all((x[limits + 1] == x[limits[0] + 1]).all() for x in shown)
     if not same and change(limits) > 2 * change(np.maximum(limits - 1, 0)):
         raise DataError(
-            f"{source}: next observations at time limits are the first of the next episode, at all {len(limits)} of "
+            f"{source}: next observations at time limits are the first of the next episode, at {which} of "
             "them, so that values would be those after a reset: leave next_observations out, or write what was "
             "observed before the reset. If the environment went on, leave them out, too (from Python: continuing=True)"
         )
     warnings.warn(
-        f"{source}: at all {len(limits)} time limits the next observation is the observation of the step after: if an "
+        f"{source}: at {which} time limits the next observation is the observation of the step after: if an "
         "episode begins there, leave next_observations out",
         stacklevel=3,
     )

@@ -181,11 +181,11 @@ def over_steps(dataset: Dataset, rows: Array, lengths: Array, n: int, discount: 
 
 
 def is_shuffled(dataset: Dataset) -> bool:
-    """Whether most steps are cut off at once, as in a log of single transitions in no order: no returns can be
-    computed from it.
+    """Whether most steps that did not terminate are cut off at once, as in a log of single transitions in no order: no
+    returns can be computed from it.
     """
-    cut = np.asarray(dataset.last) & (np.asarray(dataset.transitions.discount) > 0)
-    return bool(cut.mean() > 0.5)
+    alive = np.asarray(dataset.transitions.discount) > 0
+    return bool(alive.any() and np.asarray(dataset.last)[alive].mean() > 0.5)
 
 
 def without_successor(steps: Transition) -> np.ndarray:
