@@ -78,7 +78,7 @@ def fitter(method: str) -> Callable[[Trajectories], linear.Fit]:
     if method.endswith("_ball"):
         ball = drpvi.Config(method.removesuffix("_ball"), radius=strength, beta=BETA, ridge=RIDGE)
         return lambda data: drpvi.fit(ball, data)
-    price = r2pvi.Config(method, scale=strength, estimate="plain", beta=BETA, ridge=RIDGE)  # KL as published
+    price = r2pvi.Config(method, scale=strength, estimate="plain", beta=BETA, ridge=RIDGE)  # as published
     return lambda data: r2pvi.fit(price, data)
 
 

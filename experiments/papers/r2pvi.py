@@ -47,8 +47,8 @@ PAPER_START = 99.17022004702574  # the price at which the authors' tests all beg
 SAMPLING = 3.3  # standard errors: 99.9 % of samples are within them
 NO_PRICE = 1e-9  # what the paper's lambda = 0 means
 ASSUMED = ("R2PVI-KL", "R2PVI-chi2")  # curves of figure 1a whose lambda is not published
-ERROR_PRICES, ERROR_DATASETS = np.array([0.01, 0.1, 1.0, 10.0]), 200
 TRIED = np.geomspace(1e-3, 1, 31)  # values of it
+ERROR_PRICES, ERROR_DATASETS = np.array([0.01, 0.1, 1.0, 10.0]), 200
 PRINTED = 1e-3  # by which an emulated value may differ from the published one
 
 

@@ -116,10 +116,9 @@ def _chi2(config: Config, regression: Regression, values: Array, bound: Array) -
 
 def _mass(config: Config, regression: Regression) -> Array:
     """``z(1)`` [d], to divide by: 1 where a factor was never seen, and where nothing is normalised."""
-    size = regression.weighted.shape[0]
     if config.estimate == "plain":
         return jnp.ones_like(regression.weighted[0])
-    mass = regression.z(jnp.ones(size, regression.weighted.dtype))
+    mass = regression.z(jnp.ones_like(regression.weighted[:, 0]))
     return jnp.where(mass == 0, 1.0, mass)
 
 

@@ -33,10 +33,8 @@ _OTHER_NAMES = {
     "next_observations": ("next_obs",),
 }
 _LIMITS = 3  # time limits from which on it is no accident that something holds for all of them
-_LOOKED_AT, _MOST_ENVIRONMENTS = (
-    1000,
-    1024,
-)  # rows and counts for which environments side by side are looked for
+_LOOKED_AT = 200  # rows among which, and most environments for which, those side by side are looked for
+_SAMPLED = 100_000  # rows, at the most, that deviations are taken from
 _NEAR = 0.85  # of two names' likeness: "action" is "actions", and "next_observations" are no "observations"
 
 
@@ -399,7 +397,8 @@ def _warn_of_rounding(name: str, array: np.ndarray, source: str) -> None:
     """Warns of numbers that float32 rounds by more than a hundredth of their deviation."""
     if array.dtype.itemsize <= 4:
         return
-    columns = array.reshape(len(array), -1)
+    columns = array[:: -(-len(array) // _SAMPLED)]
+    columns = columns.reshape(len(columns), -1)
     with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is refused later
         largest, deviation = np.abs(columns).max(0), columns.std(0)
         lost = np.spacing(largest.astype(np.float32)) > 0.01 * deviation
