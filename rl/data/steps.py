@@ -133,8 +133,9 @@ def from_steps(
         pairs = zip(nest.leaves(observations), nest.leaves(next_observations), strict=True)
         jumps = np.any([_jumps(*pair) for pair in pairs], axis=0)
         if not shuffled:
-            _check_order(jumps & ~last[:-1], observations, next_observations, source)
-            _warn_of_unmarked(jumps & ~last[:-1], last, source)
+            unmarked = jumps & ~last[:-1]
+            _check_order(unmarked, observations, next_observations, source)
+            _warn_of_unmarked(unmarked, last, source)
         if not (shuffled or continuing):
             _check_resets(observations, jumps, np.flatnonzero((cut & ~terminal)[:-1]), source)
         last[:-1] |= jumps | shuffled
