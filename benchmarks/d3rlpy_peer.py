@@ -9,10 +9,6 @@ What its configuration cannot say is changed on the learner itself, where it is 
 - The order of updates. IQL and CQL move the critics first there, and the policy by the new ones; ours take all
   gradients at the same parameters. They get ours. TD3's policy moves on updates 1, 3, ... there; it gets our 2, 4, ...
 - LayerNorm adds 1e-5 to the variance there, and gets our 1e-6.
-
-What differs and stays: CQL's temperature moves before the policy's loss is taken with it, along the gradient of its
-exponential, where ours moves after it along that of its logarithm. The temperature's own steps are Adam's, of the same
-size either way.
 """
 
 from __future__ import annotations
@@ -186,6 +182,7 @@ def _adapt(agent: str, algo: Any) -> None:
     if agent == "cql":
         modules.policy._min_logstd = LOG_STD_MIN
         algo.impl.compute_target = functools.partial(_sampled_target, algo.impl)
+        algo.impl.update_temp = functools.partial(_keep_surplus, algo.impl)
 
 
 def _plain_deviation(policy: Any, forward: Callable[[Any], Any], observation: Any) -> Any:
@@ -202,8 +199,24 @@ def _at_once(impl: Any, batch: Any, grad_step: int) -> dict[str, float]:
     )  # which clears the gradient that the policy's loss left in the critics
     impl.modules.critic_optim.step()
     impl.modules.actor_optim.step()
+    if hasattr(impl, "surplus"):
+        _move_temperature(impl)
     impl.update_critic_target()
     return {name: value.item() for loss in (critic, actor) for name, value in vars(loss).items()}
+
+
+def _keep_surplus(impl: Any, log_prob: Any) -> Any:
+    """In place of a step of the temperature: what it descends, for `_move_temperature`."""
+    impl.surplus = (log_prob.detach() - impl._action_size).mean()
+    return torch.zeros(())
+
+
+def _move_temperature(impl: Any) -> None:
+    """One step along the gradient of log(temperature) * -surplus."""
+    optimiser = impl.modules.temp_optim
+    optimiser.zero_grad()  # the policy's loss left a gradient in it
+    (-next(impl.modules.log_temp.parameters()) * impl.surplus).sum().backward()
+    optimiser.step()
 
 
 @torch.no_grad()

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from scipy import stats
 
@@ -78,6 +80,31 @@ def test_d3rlpy_makes_our_updates(agent: str, changed: dict[str, Any], tolerance
         for name, weights in peer.weights(peer_learner, blank).items():
             moved = lambda x, y, z: np.testing.assert_allclose(x - z, y - z, atol=5e-6)
             jax.tree.map(moved, weights, jax.device_get(state.params[name]), start[name])
+
+
+@pytest.mark.slow
+def test_the_temperature_of_d3rlpy_moves_as_ours() -> None:
+    """By Adam, along the gradient of its logarithm, after the policy's loss: where that gradient changes in size."""
+    pytest.importorskip("d3rlpy")
+    import torch
+
+    from benchmarks import d3rlpy_peer as peer
+
+    config = small("cql")
+    impl = peer.learner("cql", config, Spec((11,), 3), 4, 0).impl
+    log_temp = next(impl.modules.log_temp.parameters())
+    rule = optax.adam(config.policy_learning_rate)
+    expected = jnp.zeros(())
+    memory = rule.init(expected)
+    for log_prob in (5.0, -40.0, 3.5, 2.0, 3.01):
+        before = float(log_temp)
+        impl.update_temp(torch.full((4, 1), log_prob))
+        assert float(log_temp) == before
+        log_temp.grad = torch.full_like(log_temp, 7.0)  # what the policy's loss leaves
+        peer._move_temperature(impl)
+        step, memory = rule.update(jnp.asarray(-(log_prob - 3)), memory)
+        expected = expected + step
+        assert float(log_temp) == pytest.approx(float(expected), rel=1e-5)
 
 
 def test_what_d3rlpy_does_not_have_is_refused() -> None:
