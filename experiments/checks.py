@@ -12,7 +12,7 @@ from typing import Any
 import gymnasium
 import jax
 
-from rl import agents, data, envs
+from rl import agents, data, envs, shard
 from rl.agents.optimisers import Adam
 from rl.settings import require_at_least_one
 from rl.types import Spec
@@ -213,7 +213,7 @@ def terminations(settings: Any, config: Any) -> None:
 
 def one_process() -> None:
     """Raises ValueError in one of several processes, for scripts whose environments are all in one."""
-    if (count := jax.process_count()) > 1:
+    if (count := shard.started()) > 1:
         raise ValueError(
             f"this script trains in one process, and this is one of {count}: start it on a single host. For a sweep "
             "start one command on each, without what joins them (docs/sweeps.md)"

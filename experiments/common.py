@@ -275,7 +275,7 @@ def run(
     options["about"] = {**options.get("about", {}), **({"code": code} if code else {})}
     # Names may differ, of folders above all.
     numbers = {name: x for name, x in dataclasses.asdict(settings).items() if not isinstance(x, str)}
-    options["alike"] = numbers | options.get("alike", {})
+    options["alike"] = numbers | {"code": sorted(code.values())} | options.get("alike", {})
     before = {} if settings.overwrite else _before(place)
     chosen = _identity(settings, identity, before.get("settings"))
     return run_folder.Run(

@@ -78,6 +78,7 @@ SHOWN = 4  # dialogues of each evaluation that are written to `PLAYED`
 IDENTITY = (
     *("model", "bfloat16", "lora_rank", "environment", "environment_file", "head", "head_size", "seed"),
     *("batch_size", "accumulate", "best", "eval_every", "eval_episodes", "action_tokens", "temperature"),
+    *("program_seconds", "program_memory"),
 )
 
 
@@ -149,6 +150,7 @@ def trained(settings: Settings, config: Any, task: Task, mesh: Mesh) -> tuple[Pa
         task=_name(settings),
         identity=IDENTITY,
         card={"digest": data.digest((_dataset(task), task.held_out)), "support": task.support},
+        alike=_alike(settings, task),
         leaves=(RANKED, RANKING, GENERATED, POLICY, PLAYED, CONTROL),
     )
     common.check(this)
@@ -185,6 +187,17 @@ def trained(settings: Settings, config: Any, task: Task, mesh: Mesh) -> tuple[Pa
             session.keep(step, {"state": state})
         result = session.finish(**task.about, last=log.read(this.folder)[-1])
     return this.folder, _whole(task, state), result
+
+
+def _alike(settings: Settings, task: Task) -> dict[str, Any]:
+    """What all processes of a run must have in common beside its card: the pretrained weights, and what is ranked."""
+    if jax.process_count() == 1:
+        return {}
+    return {
+        "model": data.digest(task.pretrained.params),
+        "candidates": data.digest(task.candidates),
+        **{name: getattr(settings, name) for name in ("control", "stop", "date", "overlong")},
+    }
 
 
 def export(settings: Settings, config: Any, task: Task, state: State, folder: Path, mesh: Mesh) -> None:

@@ -237,9 +237,15 @@ def _judged(
     How many were cut is said.
 
     Raises:
-      ValueError: there are programs and not their problems.
+      ValueError: there are programs and not their problems, or two of the same name.
     """
-    of_name = {task.name: task for task in tasks}
+    of_name: dict[str, Problem] = {}
+    for task in tasks:
+        if of_name.setdefault(task.name, task) != task:
+            raise ValueError(
+                f"{settings.environment_file} has two problems of the name {task.name!r}, and programs for them could "
+                "not be told apart: give each its own"
+            )
     stops = STOPS.get(settings.environment, ())
     sampled, shorter = [], 0
     for line, one in read.items():

@@ -305,8 +305,8 @@ def check(settings: Settings, config: Config) -> None:
             f"--agent.rollouts={config.rollouts}: the metrics of an epoch compare its rollouts with each other: give "
             f"at least {model_based.DIAGNOSABLE}"
         )
-    if settings.runaway < 0:
-        raise ValueError(f"--runaway={settings.runaway} must not be negative")
+    if not settings.runaway >= 0:
+        raise ValueError(f"--runaway={settings.runaway} must be a number that is not negative")
     if settings.model_deterministic and config.uncertainty == "aleatoric":
         raise ValueError(
             "--model_deterministic predicts no deviation for --agent.uncertainty=aleatoric to penalise: take "

@@ -100,12 +100,17 @@ def begin(run: Run, tree: Mapping[str, Any]) -> Start:
 
 
 def _check_same(run: Run) -> None:
-    """Raises ValueError if the processes of a run were started with different flags, or read different data."""
+    """Raises ValueError if the processes of a run have other flags or code, or read other data."""
     if others := shard.unlike_first([run.card, run.alike, run.total, run.overwrite]):
         raise ValueError(
-            f"processes {others} of this run have other settings or other data than process 0, and a run cannot be of "
-            "both: start the same command on every host, with the same files in --data_folder, those of held-out data "
-            "(NAME-val.npz) among them"
+            f"processes {others} of this run have other settings, other data or other modules of your own than process "
+            "0, and a run cannot be of both: start the same command on every host, with the same files in "
+            "--data_folder, those of held-out data (NAME-val.npz) among them"
+        )
+    if others := shard.unlike_first([log.loaded_commit(), log.versions()]):
+        raise ValueError(
+            f"processes {others} of this run have another commit of this code, or other versions of packages, than "
+            f"process 0, which has {log.loaded_commit()}: bring all hosts to the same"
         )
 
 
@@ -231,6 +236,7 @@ def session(run: Run, start: Start, prepare: Callable[[], Any] | None = None) ->
       ImportError, ValueError: Weights & Biases is asked for, and not installed, or nobody is logged in.
       InUse: another process has the folder open, or had it since ``start`` was read; the message says which.
       OSError: nothing can be written there.
+      ValueError: a process of the run does not see the folder.
       train.Interrupted: the run is finished, and was asked to stop in its last epoch.
     """
     with contextlib.ExitStack() as stack:
@@ -245,6 +251,7 @@ def session(run: Run, start: Start, prepare: Callable[[], Any] | None = None) ->
             raise failure or locks.InUse(
                 f"the first process could not open {run.folder}: its message says why"
             )
+        _check_visible(run)
         _check_unchanged(run, start)
         began = time.monotonic() - start.seconds
         prepared = prepare() if prepare else None
@@ -254,6 +261,15 @@ def session(run: Run, start: Start, prepare: Callable[[], Any] | None = None) ->
         elif start.step:
             run_folder.warn_of_lost_lines(run, start.step)
         yield stack.enter_context(_open(run, start, prepared, began))
+
+
+def _check_visible(run: Run) -> None:
+    """Raises ValueError if a process does not see the folder: checkpoints are written by all of them together."""
+    if others := shard.blind_to_first(run.folder):
+        raise ValueError(
+            f"processes {others} of this run do not see what process 0 writes in its run folder, here {run.folder}: "
+            "give every host the same --workdir, on a file system that all of them share"
+        )
 
 
 def _check_unchanged(run: Run, start: Start) -> None:

@@ -421,6 +421,8 @@ def _check(config: Config) -> None:
             f"real=1 leaves no model rows that uncertainty={config.uncertainty!r} could penalise: give a share below "
             "1, or no uncertainty and penalty 0"
         )
+    if not 0 <= config.penalty < math.inf:
+        raise ValueError(f"penalty={config.penalty} must be a finite number that is not negative")
     if bool(config.uncertainty) != (config.penalty > 0):
         raise ValueError(
             f"uncertainty={config.uncertainty!r} and penalty={config.penalty}: give both, or neither of them"

@@ -237,7 +237,8 @@ def test_the_folder_is_held_while_the_model_is_fitted(
         ),
         ({"epochs": 0}, {}, "--epochs=0 must be at least 1"),
         ({"eval_episodes": 1}, {}, "--eval_episodes=1: give at least 2"),
-        ({"runaway": -1.0}, {}, "--runaway=-1.0 must not be negative"),
+        ({"runaway": -1.0}, {}, "--runaway=-1.0 must be a number that is not negative"),
+        ({"runaway": float("nan")}, {}, "--runaway=nan must be a number"),
         ({"model_patience": 0}, {}, "^--model_patience=0 of the dynamics model must be at least 1"),
         (
             {"model_hidden": (8, 8), "model_decay": (0.0, 0.0)},

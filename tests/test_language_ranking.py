@@ -91,6 +91,7 @@ def test_the_best_of_n_by_hand() -> None:
     scores = np.array([[1.0, 3.0, 2.0, 3.0], [-1.0, -4.0, -1.0, -2.0]])
     assert ranking.best_of(scores, 3).tolist() == [[1, 3, 2], [0, 2, 3]]
     assert ranking.best_of(scores.astype(np.float32), 1).tolist() == [[1], [0]]
+    assert ranking.best_of(np.array([[0, 5, 3]], np.uint8), 3).tolist() == [[1, 2, 0]]  # -x is no order of these
     with pytest.raises(ValueError, match="cannot take 5 of 4"):
         ranking.best_of(scores, 5)
     with pytest.raises(ValueError, match="not finite"):
@@ -102,6 +103,7 @@ def test_ranked_pass_at_k() -> None:
     scores = np.array([[3.0, 2.0, 1.0], [1.0, 2.0, 2.0]])
     assert ranking.ranked_pass_at_k(passed, scores, 1) == 0.0
     assert ranking.ranked_pass_at_k(passed, scores, 2) == 0.5
+    assert ranking.ranked_pass_at_k(passed.astype(np.uint8), scores, 2) == 0.5  # ~ of numbers is not "not"
     assert ranking.ranked_pass_at_k(passed, scores, 3) == 1.0
     # A wrong answer before two that share the second place.
     assert ranking.ranked_pass_at_k(passed[:1], np.array([[3.0, 2.0, 2.0]]), 2) == 0.5

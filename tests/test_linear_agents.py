@@ -202,7 +202,8 @@ def test_searches_find_the_largest_of_a_fine_grid(name: str, situation: str) -> 
     objective, grid, tolerance = SEARCHES[name]
     ours = np.asarray(estimates(name, problem, values, 0.3))
     rows = problem.inverse @ problem.weighted.T
-    expected = np.array([twice_on_grid(objective, row, values, grid) for row in rows])
+    least = min(values.min(), 0.0) if name == "kl" else 0.0  # whose formula is of values that are not negative
+    expected = least + np.array([twice_on_grid(objective, row, values - least, grid) for row in rows])
     size = np.maximum(1, np.abs(expected))
     assert (ours >= expected - 1e-6 * size).all()
     assert (ours <= expected + tolerance * size).all()
@@ -320,6 +321,22 @@ def test_float32_works_and_small_prices_stay_finite() -> None:
         result = jax.jit(lambda data, m=module, c=config: m.fit(c, data))(data)
         assert result.weights.dtype == np.float32
         assert np.isfinite(result.weights).all()
+
+
+def test_kl_of_factors_that_lead_to_values_many_prices_apart() -> None:
+    """In float32 and at a small price: means of exp(-V / price) of the better factor vanish beside the other's."""
+    low, high, price = -3.0, 3.0, 0.05
+    values = np.array([low, low + 0.5, high, high + 0.5], np.float32)
+    features = np.repeat(np.eye(3, dtype=np.float32)[:2], 2, 0)
+    problem = linear.Regression(features, np.diag(np.float32([1 / 2.1, 1 / 2.1, 10])))  # ridge 0.1
+    kept, least = 2 / 2.1, np.array([low, high])
+    normalised = kept * (least - price * np.log((1 + np.exp(-0.5 / price)) / 2))
+    plain = least - price * np.log((1 + np.exp(-0.5 / price)) / 2.1)
+    for kind, expected in {"normalised": [*normalised, 0], "plain": [*plain, HORIZON]}.items():
+        np.testing.assert_allclose(estimates("kl_price", problem, values, price, kind), expected, rtol=1e-5)
+    # In a ball the worst of all is what was never seen, and all but what the ridge takes is the factor's own.
+    ball = estimates("kl", problem, values, 0.01)
+    assert low <= ball[2] < low + 0.01 and low <= ball[0] < low + 0.5 < ball[1] < high + 0.5
 
 
 @pytest.mark.parametrize("divergence", ["tv", "kl", "chi2"])

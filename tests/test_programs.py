@@ -1439,6 +1439,36 @@ def test_read_mbpp_by_hand(tmp_path: Path, anywhere: Pool, standard: bool) -> No
     assert read_mbpp(path, "test") == []
 
 
+@pytest.mark.parametrize(
+    ("text", "test"),
+    [(r"the path C:\Users\new", "assert f('ab') == 2"), ("the length", 'assert f("""ab""") == 2')],
+)
+def test_a_prompt_that_is_no_python_as_published_is_one_here(
+    tmp_path: Path, anywhere: Pool, text: str, test: str
+) -> None:
+    path = tmp_path / "x.jsonl"
+    row = {"task_id": 1, "text": text, "code": "def f(s):\n    return len(s)", "test_list": [test]}
+    path.write_text(json.dumps(row))
+    [problem] = read_mbpp(path)
+    assert verdict(anywhere, problem.prompt + problem.reference, problem) == Verdict.PASSED
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        Limits(seconds=2.0),  # type: ignore[arg-type]
+        Limits(seconds=0),
+        Limits(memory=5e8),  # type: ignore[arg-type]
+        Limits(output=0),
+        Limits(seconds=80),
+        Limits(deadline=float("nan")),
+    ],
+)
+def test_limits_that_every_program_exceeds_are_refused(limits: Limits) -> None:
+    with pytest.raises(ValueError, match=r"(seconds|memory|output|deadline)=.* must be"):
+        Pool(1, limits=limits)
+
+
 def test_read_samples_by_hand(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text(json.dumps({"task_id": "a", "prompt": "p", "samples": ["x", "y"]}) + "\n")
@@ -1610,6 +1640,8 @@ def test_files_that_are_not_what_they_should_be(tmp_path: Path) -> None:
         ),
         (read_apps, {**APPS, "question": None}, "7: its question is no text, but null"),
         (read_apps, {"question": ""}, "line 1 has no input_output"),
+        (read_apps, {**APPS, "question": "a \0"}, "7: no Python program can begin with its text"),
+        (read_apps, {"question": "", "input_output": ""}, "it has no name: none of task_id"),
         (
             read_code_contests,
             {**CONTEST, "public_tests": {"input": ["1"]}},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import jax
@@ -427,7 +428,8 @@ def test_soft_actor_critic_has_two_values_for_each_critic() -> None:
             r"clip_quantile=0.0 must be a quantile above 0 and at most 1",
         ),
         ("vagram", quadratic, {"clip_quantile": 1.1}, r"clip_quantile=1.1 must be"),
-        ("vagram", quadratic, {"floor": -0.1}, r"floor=-0.1 of the model loss must not be negative"),
+        ("vagram", quadratic, {"floor": -0.1}, r"floor=-0.1 of the model loss must be a finite number"),
+        ("vagram", quadratic, {"floor": math.inf}, "floor=inf of the model loss must be a finite number"),
         (
             "calibrated",
             quadratic,

@@ -6,7 +6,9 @@ forbidden beyond. The worst value ``w^_i`` of factor ``i`` is for
     tv   max_a z(min(V, a))_i - radius_i a,                                  0 <= a <= H           (DRPVI)
     kl   max_b -b log max(1 + z(exp(-V / b) - 1)_i, 1e-6) - b radius_i,      1e-6 <= b <= H        (DRVI-L)
 
-The first assumes a fail state: ``a`` would else be measured from the smallest value.
+The first assumes a fail state: ``a`` would else be measured from the smallest value. The second is for values that are
+not negative. Where a penalty makes some negative it is taken of ``V - min V``, and ``min V`` added to it: exp(-V / b)
+is beyond any floor there, and what a factor that was never seen is worth, 0, would not be a bad value any more.
 
 Differences. The authors run one Nelder-Mead search per factor. Here the first maximum is exact, at one of the
 values. In the second, ``b`` enters the data through one smooth function of ``log b`` per factor: it is computed at
@@ -72,15 +74,13 @@ def _kl(regression: Regression, values: Array, bound: Array, radius: Array) -> A
     def log_price(x: Array) -> Array:
         return low + (high - low) * (1 + x) / 2
 
-    # 1 + z(exp(-V / b) - 1), multiplied by exp(least / b): negative values would overflow at a small b.
-    price = jnp.exp(log_price(nodes))
-    difference = jnp.expm1((least - values[:, None]) / price) - jnp.expm1(least / price)
-    mean = jnp.exp(least / price) + regression.inverse @ (regression.weighted.T @ difference)  # [d, nodes]
+    # 1 + z(exp(-V / b) - 1), of V - least.
+    difference = jnp.expm1((least - values[:, None]) / jnp.exp(log_price(nodes)))
+    mean = 1 + regression.inverse @ (regression.weighted.T @ difference)  # [d, nodes]
 
     def dual(log_price: Array, mean: Array) -> Array:
         price = jnp.exp(log_price)
-        floor = jnp.maximum(_FLOOR * jnp.exp(least / price), jnp.finfo(mean.dtype).tiny)
-        return least - price * (jnp.log(jnp.maximum(mean, floor)) + radius[:, None])
+        return least - price * (jnp.log(jnp.maximum(mean, _FLOOR)) + radius[:, None])
 
     best = dual(log_price(grid), mean @ to_grid.T).argmax(-1)
     step = jnp.asarray([-1, 1])

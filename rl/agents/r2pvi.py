@@ -78,27 +78,29 @@ def _tv(config: Config, regression: Regression, values: Array, bound: Array) -> 
 
 
 def _kl(config: Config, regression: Regression, values: Array, bound: Array) -> Array:
-    if config.estimate == "shifted":
-        return _shifted_kl(config, regression, values, bound)
-    mass = _mass(config, regression)
-    # Everything is multiplied by exp(least / scale), or it would overflow or vanish at a small scale.
-    least = values.min()
-    mean = regression.z(jnp.exp((least - values) / config.scale)) / mass
-    worst = mass * (least - config.scale * jnp.log(jnp.maximum(mean, _floor(config, least, bound))))
-    return _at_most_mean(config, regression, values, worst)
+    weights, mass = regression.inverse @ regression.weighted.T, _mass(config, regression)
+    if config.estimate == "shifted":  # its 1 is the mean of one more sample, of value 0, that has the missing weight
+        weights = jnp.concatenate([weights, 1 - weights.sum(-1, keepdims=True)], -1)
+        values, mass = jnp.append(values, 0.0), jnp.ones_like(mass)
+    least, mean = _exponential(weights, values, config.scale)
+    mean = mean / mass
+    log_mean = jnp.where(mean > 0, jnp.log(jnp.where(mean > 0, mean, 1.0)), -jnp.inf)
+    worst = mass * (least - config.scale * jnp.maximum(log_mean, (least - bound) / config.scale))
+    return worst if config.estimate == "shifted" else _at_most_mean(config, regression, values, worst)
 
 
-def _shifted_kl(config: Config, regression: Regression, values: Array, bound: Array) -> Array:
-    least = jnp.minimum(values.min(), 0.0)  # or negative values would overflow
-    one = jnp.exp(least / config.scale)
-    difference = jnp.expm1((least - values) / config.scale) - jnp.expm1(least / config.scale)
-    mean = jnp.maximum(one + regression.z(difference), _floor(config, least, bound))
-    return least - config.scale * jnp.log(mean)
+def _exponential(weights: Array, values: Array, scale: Any) -> tuple[Array, Array]:
+    """Each factor's least value [d], and its mean of ``exp((least - V) / scale)``, which is of about the size of 1.
 
-
-def _floor(config: Config, least: Array, bound: Array) -> Array:
-    """The least mean of ``exp((least - V) / scale)``: that of a value of ``bound``."""
-    return jnp.maximum(jnp.exp((least - bound) / config.scale), jnp.finfo(bound.dtype).tiny)
+    With the least value of all in its place, that of a factor whose values are larger by many scales would vanish. A
+    weight that is rounding is none: at a small scale it would count for more than all others.
+    """
+    size = jnp.abs(weights)
+    seen = size > 8 * jnp.finfo(weights.dtype).eps * size.max(-1, keepdims=True)
+    least = jnp.where(seen, values, jnp.inf).min(-1)
+    least = jnp.where(jnp.isfinite(least), least, 0.0)  # of a factor that was never seen
+    shares = jnp.where(seen, jnp.exp(jnp.minimum(least[:, None] - values, 0.0) / scale), 0.0)
+    return least, (weights * shares).sum(-1)
 
 
 def _chi2(config: Config, regression: Regression, values: Array, bound: Array) -> Array:

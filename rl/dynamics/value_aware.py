@@ -43,6 +43,7 @@ normalising, is done for each member's own batch.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -439,8 +440,8 @@ def _check(name: str, settings: Settings) -> None:
         raise ValueError(
             f"clip_quantile={settings.clip_quantile} must be a quantile above 0 and at most 1, which clips nothing"
         )
-    if not settings.floor >= 0:
-        raise ValueError(f"floor={settings.floor} of the model loss must not be negative")
+    if not 0 <= settings.floor < math.inf:
+        raise ValueError(f"floor={settings.floor} of the model loss must be a finite number that is not negative")
     fewest = 2 if name == "calibrated" else 1
     if settings.samples < fewest:
         raise ValueError(f"samples={settings.samples} of the model loss {name} must be at least {fewest}")

@@ -35,6 +35,7 @@ def report(
         raise ValueError("there are no problems with outcomes to compare rankings on")
     fewest = min(map(len, right))
     cuts = [k for k in CUTS if k < fewest] or [1]
+    right = [np.asarray(each).astype(bool) for each in right]
     mixed = [number for number, each in enumerate(right) if 0 < each.sum() < len(each)]
     passes = {
         "random": {k: np.array([pass_at_k(one[None], k) for one in right]) for k in cuts},
@@ -123,7 +124,7 @@ def best_of(scores: np.ndarray, k: int) -> np.ndarray:
       ValueError: ``k`` out of range, or a score that is not finite.
     """
     _check_scores(scores, k)
-    return np.argsort(-np.asarray(scores), axis=1, kind="stable")[:, :k]
+    return np.argsort(-np.asarray(scores, np.float64), axis=1, kind="stable")[:, :k]
 
 
 def pass_at_k(passed: np.ndarray, k: int) -> float:
@@ -155,7 +156,8 @@ def ranked_pass_at_k(passed: np.ndarray, scores: np.ndarray, k: int) -> float:
       ValueError: ``k`` out of range, or a score that is not finite.
     """
     _check_scores(scores, k)
-    return float(np.mean([_chance(p, s, k) for p, s in zip(passed, scores, strict=True)]))
+    outcomes = np.asarray(passed).astype(bool)
+    return float(np.mean([_chance(p, s, k) for p, s in zip(outcomes, scores, strict=True)]))
 
 
 def _chance(passed: np.ndarray, scores: np.ndarray, k: int) -> float:

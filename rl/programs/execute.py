@@ -38,6 +38,7 @@ def run(limits: Limits, confine: Callable[[], None], questions: BinaryIO, answer
         execute = functools.partial(_run_script, lambda: answer((True, None, [], printed())))
     confine()
     module = types.ModuleType(name)
+    module.__file__ = "program.py"
     sys.modules[name] = module
     objects = _Objects()
 
@@ -49,7 +50,7 @@ def run(limits: Limits, confine: Callable[[], None], questions: BinaryIO, answer
         answers.flush()
 
     try:
-        code = compile(text, "<program>", "exec", dont_inherit=True)
+        code = compile(text.removeprefix("\ufeff"), "<program>", "exec", dont_inherit=True)
     except Exception:  # besides SyntaxError: null bytes, nesting too deep, integers too long
         answer(False)
         return

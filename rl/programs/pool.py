@@ -36,7 +36,7 @@ from typing import Any
 
 from rl import log
 from rl.machine import usable_cores
-from rl.programs import kernel
+from rl.programs import kernel, verdicts
 from rl.programs.problems import Problem, asks_for_a_class, check
 from rl.programs.verdicts import UNTESTABLE, Limits, Verdict
 from rl.programs.worker import READY, RETIRES
@@ -92,7 +92,7 @@ class Pool:
 
     Raises:
         IsolationError: none works here, or not the one asked for.
-        ValueError: fewer than one worker, or an unknown isolation.
+        ValueError: fewer than one worker, an unknown isolation, or limits that are none.
     """
 
     def __init__(
@@ -105,6 +105,7 @@ class Pool:
         count = usable_cores() if workers is None else workers
         if count < 1:
             raise ValueError(f"workers must be at least 1, got {count}")
+        verdicts.check(limits)
         first = _strongest(isolation, limits)
         self.isolation = first.isolation
         self._workers = [first, *(_Worker(self.isolation, limits) for _ in range(count - 1))]

@@ -224,10 +224,18 @@ def _mbpp_problem(row: Mapping[str, Any]) -> Problem:
     tests = "\n".join([*row.get("test_imports", ()), setup, assertions]).replace("\r\n", "\n")
     reference = row["code"].replace("\r\n", "\n")
     imports, entry = _imports_and_entry(_parse(reference, "code", name), _parse(tests, "tests", name))
-    text = row.get("prompt", row.get("text", ""))
-    return _checked(
-        Problem(name, f'"""\n{text}\n{assertions}\n"""\n', "\n".join([*imports, tests]), entry, reference)
-    )
+    prompt = _mbpp_prompt(f"{row.get('prompt', row.get('text', ''))}\n{assertions}")
+    return _checked(Problem(name, prompt, "\n".join([*imports, tests]), entry, reference))
+
+
+def _mbpp_prompt(text: str) -> str:
+    """A docstring as published, or a raw one where that is no Python: programs go on behind it."""
+    prompt = f'"""\n{text}\n"""\n'
+    try:
+        _parse(prompt, "prompt", "")
+    except ValueError:
+        return _docstring(text, "")
+    return prompt
 
 
 def _tested(
@@ -246,7 +254,10 @@ def _tested(
 
 
 def _apps_problem(row: Mapping[str, Any]) -> Problem | None:
-    name = f"APPS/{next((row[key] for key in _NAMES if key in row), '')}"
+    number = next((row[key] for key in _NAMES if key in row), None)
+    if number is None:
+        raise ValueError(f"it has no name: none of {', '.join(_NAMES)}")
+    name = f"APPS/{number}"
     tests = _inner_json(row["input_output"], "input_output") or {}
     if not tests.get("inputs"):
         return None
@@ -296,7 +307,12 @@ def _records(column: Any) -> list[Mapping[str, Any]]:
 def _docstring(question: str, start: str) -> str:
     """What a program can begin with: raw, because questions have formulas."""
     text = "\n\n".join([_text(question, "question").strip(), *([start.strip()] if start else [])])
-    return 'r"""\n' + text.replace('"""', "'''") + '\n"""\n'
+    prompt = 'r"""\n' + text.replace('"""', "'''") + '\n"""\n'
+    try:
+        ast.parse(prompt)
+    except (SyntaxError, ValueError) as error:  # null bytes, and halves of characters
+        raise ValueError(f"no Python program can begin with its text: {error}") from None
+    return prompt
 
 
 def _lines(value: Any) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 COUNT = 8  # threads that a program may start in its life
-_HINTS = ("thread", "concurrent", "executor")
+_HINTS = ("thread", "concurrent", "executor", "multiprocessing.dummy")
 
 
 def wanted(text: str) -> bool:

@@ -43,3 +43,16 @@ class Limits(NamedTuple):
 
 
 SHARES = 5  # parts of the processor time, one of which is used before each deadline
+
+
+def check(limits: Limits) -> None:
+    """Raises ValueError, naming the limit, on one that every program would exceed."""
+    for name in ("seconds", "memory", "output"):
+        value = getattr(limits, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name}={value!r} must be a whole number of at least 1: the system takes no other limit")
+    if not limits.deadline >= limits.seconds:
+        raise ValueError(
+            f"deadline={limits.deadline} must be at least seconds={limits.seconds}: a program that computes would be "
+            "ended for waiting where others run beside it (5 times the seconds is usual)"
+        )

@@ -18,7 +18,7 @@ results up to rounding. No agent, file or logger is known here. Language models 
 from __future__ import annotations
 
 from rl.shard.batches import data_parallel, over_mesh, sharded_sampler
-from rl.shard.hosts import any_process, from_first_process, initialize, is_loss, is_main, unlike_first
+from rl.shard.hosts import any_process, blind_to_first, from_first_process, initialize, is_loss, is_main, started, unlike_first
 from rl.shard.language import (
     fetch_language,
     init_language,
@@ -31,6 +31,7 @@ from rl.shard.placement import gather, grid, mesh, place, place_keys, place_spli
 
 __all__ = [
     "any_process",
+    "blind_to_first",
     "data_parallel",
     "fetch_language",
     "from_first_process",
@@ -51,5 +52,6 @@ __all__ = [
     "place_split",
     "place_state",
     "sharded_sampler",
+    "started",
     "unlike_first",
 ]

@@ -13,6 +13,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -31,6 +32,7 @@ REMEDY = (
     "JAX ends the other processes, too, perhaps with a long report. Then start the same command again on every host, "
     "which continues from the last checkpoint"
 )
+_VISIBLE = 10.0  # seconds after which a file of another host's is said to be invisible
 SILENCE = 20.0  # seconds without one after which a process is said to be lost; JAX waits longer
 
 
@@ -84,6 +86,11 @@ def lost(
 def several() -> bool:
     """Whether this is one of several processes of a run."""
     return jax.distributed.is_initialized() and jax.process_count() > 1
+
+
+def started() -> int:
+    """How many processes the run has: those that have joined, or are to, as JAX_NUM_PROCESSES says."""
+    return max(jax.process_count(), int(os.environ.get("JAX_NUM_PROCESSES") or 1))
 
 
 def wait() -> None:
@@ -179,6 +186,26 @@ def any_process(value: bool) -> bool:
 def from_first_process(value: bool) -> bool:
     """What the first process says, where others may see something else in a shared folder; all must call it."""
     return bool(multihost_utils.broadcast_one_to_all(np.asarray(value)))
+
+
+def blind_to_first(folder: Path) -> list[int]:
+    """The processes that do not see in ``folder`` what the first one writes there; all must call it."""
+    if not several():
+        return []
+    mark = folder / f".seen-{int(multihost_utils.broadcast_one_to_all(np.asarray(os.getpid())))}"
+    try:
+        if jax.process_index() == 0:
+            mark.touch()
+        multihost_utils.sync_global_devices("headway/marked")
+        last = time.monotonic() + _VISIBLE
+        while not mark.exists() and time.monotonic() < last:
+            time.sleep(0.2)
+        seen = multihost_utils.process_allgather(np.asarray(mark.exists()))
+    finally:
+        if jax.process_index() == 0:
+            mark.unlink(missing_ok=True)
+    others: list[int] = np.flatnonzero(~seen.reshape(-1)).tolist()
+    return others
 
 
 def unlike_first(value: Any) -> list[int]:
