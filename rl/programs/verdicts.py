@@ -51,8 +51,8 @@ def check(limits: Limits) -> None:
         value = getattr(limits, name)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{name}={value!r} must be a whole number of at least 1: the system takes no other limit")
-    if not limits.deadline >= limits.seconds:
+    if not 2 * limits.deadline >= limits.seconds:
         raise ValueError(
-            f"deadline={limits.deadline} must be at least seconds={limits.seconds}: a program that computes would be "
-            "ended for waiting where others run beside it (5 times the seconds is usual)"
+            f"deadline={limits.deadline} must be at least half of seconds={limits.seconds}: a program that computes "
+            "would be ended for waiting where it has 2 / 5 of a core (5 times the seconds is usual)"
         )
