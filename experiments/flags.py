@@ -512,6 +512,10 @@ def _convert(name: str, value: Any, kind: _Kind) -> Any:
 
 
 def _one(value: Any, kind: type) -> Any:
-    if isinstance(value, bool) != (kind is bool) or (kind is int and int(value) != float(value)):
+    if (
+        value is None
+        or isinstance(value, bool) != (kind is bool)
+        or (kind is int and int(value) != float(value))
+    ):
         raise ValueError
     return kind(value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -150,8 +150,11 @@ def _cell(summary: Mapping[str, Any], style: str) -> str:
 
 def _fewest_seeds(result: Mapping[str, Any]) -> int:
     """Of a variant in the aggregates on a task."""
-    cells = (cell for cell in result["cells"] if cell["variant"] in result["aggregates"])
-    return min(len(cell["last"]["each"]) for cell in cells)
+    return min(
+        len(cell["last"]["each"])
+        for cell in result["cells"]
+        if cell["variant"] in result["aggregates"] and cell["task"] in result["aggregate_tasks"]
+    )
 
 
 def _bootstrap_width(seeds: int, tasks: int) -> float:
@@ -167,7 +170,12 @@ def _bootstrap_width(seeds: int, tasks: int) -> float:
 def _aggregate_blocks(result: Mapping[str, Any]) -> Iterator[str]:
     tasks, aggregates = result["aggregate_tasks"], result["aggregates"]
     if not aggregates:
-        if result.get("unaggregated"):
+        if unequal := result.get("unequal_seeds"):
+            yield (
+                "No aggregates, as these have different numbers of seeds on their tasks: "
+                f"{'; '.join(f'`{variant}` {dict(counts)}' for variant, counts in unequal.items())}."
+            )
+        elif result.get("unaggregated"):
             yield (
                 "Aggregates, profiles and probabilities of improvement are over 2 tasks or more that all have "
                 f"finished; here there {'is 1' if tasks else 'is none'}. From Python "
@@ -344,7 +352,7 @@ def _tuning_blocks(result: Mapping[str, Any]) -> Iterator[str]:
             "bootstrap over policies."
         )
     for task in figures:
-        yield f"![{task}, with n episodes]({_choice_file(task)})"
+        yield f"![{task}, with n episodes]({_choice_file(task, figures)})"
     if without := [f"`{row['agent']}` on {row['task']}" for row in rows if row["bandit"] is None]:
         yield f"Without a curve, as episodes of the last evaluation are missing: {', '.join(without)}."
 
@@ -352,9 +360,11 @@ def _tuning_blocks(result: Mapping[str, Any]) -> Iterator[str]:
 def _drawn_from(row: Mapping[str, Any]) -> str:
     """How many settings have a score; where that is not all of them, of how many, and why not."""
     finished, without = row["tries"][-1], row["without"]
+    seeds = f", by the first {row['first_seeds']} seeds of each" if "first_seeds" in row else ""
     if not len(without):
-        return f"{finished}"
-    return f"{finished} of {finished + sum(without.values())}: {', '.join(f'{n} {why}' for why, n in without.items())}"
+        return f"{finished}{seeds}"
+    reasons = ", ".join(f"{n} {why}" for why, n in without.items())
+    return f"{finished} of {finished + sum(without.values())}: {reasons}{seeds}"
 
 
 def _ranging(each: Sequence[float], style: str) -> str:
@@ -375,8 +385,8 @@ def _choices(result: Mapping[str, Any]) -> dict[str, dict[str, tuple[Any, Any, A
     return figures
 
 
-def _choice_file(task: str) -> str:
-    return _curve_file((task, "choice"))
+def _choice_file(task: str, tasks: Iterable[str]) -> str:
+    return _curve_file((task, "choice"), [(each, "choice") for each in tasks])
 
 
 def _reported(row: Mapping[str, Any] | None, style: str) -> str:
@@ -438,7 +448,7 @@ def _curve_blocks(result: Mapping[str, Any]) -> Iterator[str]:
     if figures or lost:
         yield "## Learning curves"
     for figure in figures:
-        yield f"![{', '.join(filter(None, figure))}]({_curve_file(figure)})"
+        yield f"![{', '.join(filter(None, figure))}]({_curve_file(figure, figures)})"
     if lost:
         names = ", ".join(f"`{variant}` on {task}" for variant, task in lost)
         yield f"Without a curve, as metrics of their runs were lost: {names}."
@@ -535,9 +545,10 @@ def _draw_aggregates(folder: Path, result: Mapping[str, Any]) -> None:
 
 
 def _draw_choices(folder: Path, result: Mapping[str, Any]) -> None:
-    for task, choices in _choices(result).items():
+    tasks = _choices(result)
+    for task, choices in tasks.items():
         plot.lines(
-            folder / _choice_file(task),
+            folder / _choice_file(task, tasks),
             choices,
             "episodes that the bandit played",
             f"{_score(result)} of the policy it chooses",
@@ -549,12 +560,13 @@ def _draw_choices(folder: Path, result: Mapping[str, Any]) -> None:
 
 def _draw_curves(folder: Path, result: Mapping[str, Any]) -> None:
     score = _score(result)
-    for (task, group), curves in _figures(result).items():
+    figures = _figures(result)
+    for (task, group), curves in figures.items():
         lost = sum(where == task for _, where in result.get("lost", []))
         finished = sum(cell["task"] == task for cell in result["cells"])
         without = f"{lost} of {finished} finished variants have no stored curve" if lost else ""
         plot.learning_curve(
-            folder / _curve_file((task, group)),
+            folder / _curve_file((task, group), figures),
             {
                 curve["variant"] + ("" if curve["finished"] else " (unfinished)"): (
                     curve["steps"],
@@ -643,5 +655,8 @@ def _of_data(result: Mapping[str, Any], task: str) -> dict[str, float]:
     return {} if score is None else {"the data": score}
 
 
-def _curve_file(figure: tuple[str, str]) -> str:
-    return f"{re.sub('[^A-Za-z0-9+._-]', '-', '-'.join(filter(None, figure)))}.png"
+def _curve_file(figure: tuple[str, str], figures: Iterable[tuple[str, str]]) -> str:
+    """The file of one of the figures: with a number where names differ in characters alone that files do without."""
+    plain = lambda one: re.sub("[^A-Za-z0-9+._-]", "-", "-".join(filter(None, one)))
+    alike = [one for one in figures if plain(one) == plain(figure)]
+    return f"{plain(figure)}{f'-{alike.index(figure) + 1}' * (len(alike) > 1)}.png"

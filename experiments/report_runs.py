@@ -184,8 +184,8 @@ def check_kept(earlier: Path, programs: Sequence[Mapping[str, Any]]) -> None:
     if lost := [name for name, length in before.items() if finished.get(name, -1) < length]:
         raise ValueError(
             f"{earlier.parent} holds a report of finished programs, of which {len(lost)} are not finished here, or are "
-            f"shorter, {sorted(lost)[0]} for one. Say where they lie (--finished=FOLDER, --workdir), or choose another "
-            "--out, or remove that report. Nothing was written"
+            f"shorter, {sorted(lost)[0]} for one. Say where they lie (--finished=FOLDER, --workdir); or, if the sweep "
+            "does not ask for them any more, choose another --out or remove that report. Nothing was written"
         )
 
 
@@ -286,7 +286,8 @@ def per_seed(part: Part, score: str, which: str, evaluations: int) -> np.ndarray
                 f"{log.RESULT} beside it: its last lines were lost. Take that folder again from where it was trained, "
                 "or leave --evaluations out"
             )
-        if len(set(np.diff(steps[-evaluations:])) - {np.diff(steps).min()}):
+        period, every = np.diff(steps).min(), getattr(arguments(part)[0], "eval_every", np.inf)
+        if period >= 2 * every or len(set(np.diff(steps[-evaluations:])) - {period}):
             raise ValueError(
                 f"--evaluations={evaluations}: {part.folder / log.METRICS} lacks some of the last ones, whose lines "
                 "were lost: leave --evaluations out"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from sweeps.scripts import SCRIPTS
 # Of scores that have one scale on all tasks.
 _OPTIMA = {"normalized_return": 100.0} | dict.fromkeys(outcomes.RATES, 1.0)
 _THRESHOLDS = 101  # of a performance profile
+_NONE: Mapping[str, Any] = {"aggregates": {}, "improvement": [], "profiles": {}}  # no aggregates
 
 
 def cells(parts: Sequence[Part], score: str, evaluations: int) -> list[dict[str, Any]]:
@@ -34,9 +36,7 @@ def cells(parts: Sequence[Part], score: str, evaluations: int) -> list[dict[str,
                 "folders": [str(part.folder) for part in group],
                 **{
                     which: statistics.summary(
-                        np.concatenate(
-                            [report_runs.per_seed(part, score, which, evaluations) for part in group]
-                        ),
+                        np.concatenate([_finite(part, score, which, evaluations) for part in group]),
                         rate=score in outcomes.RATES,
                     )
                     for which in report_page.WHICH
@@ -44,6 +44,17 @@ def cells(parts: Sequence[Part], score: str, evaluations: int) -> list[dict[str,
             }
         )
     return rows
+
+
+def _finite(part: Part, score: str, which: str, evaluations: int) -> np.ndarray:
+    """The scores of a run's seeds. Raises ValueError, naming the run, if one is not finite."""
+    each = report_runs.per_seed(part, score, which, evaluations)
+    if not np.isfinite(each).all():
+        raise ValueError(
+            f"{part.folder}: its {which} scores {each.tolist()} are not all finite, and have no mean: "
+            "look into its returns, or leave the run out"
+        )
+    return each
 
 
 def curves(parts: Sequence[Part], score: str, lost: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
@@ -56,6 +67,9 @@ def curves(parts: Sequence[Part], score: str, lost: Sequence[tuple[str, str]]) -
         try:
             steps, scores = report_runs.curve(part, score)
         except (KeyError, FileNotFoundError):
+            continue
+        except ValueError as error:
+            print(f"note: no learning curve of {part.folder}: {error}", file=sys.stderr)
             continue
         groups.setdefault((part.variant, part.task), []).append((steps, scores))
         if part.scores is None:
@@ -154,7 +168,8 @@ def aggregated(cells: Sequence[Mapping[str, Any]], score: str) -> dict[str, Any]
     profiles, and there are none. Probabilities of improvement compare on each task apart.
 
     Variants with fewer than half of the tasks of the one with most are left out, so that one that has just begun does
-    not take the others' tasks away.
+    not take the others' tasks away. Where one has different numbers of seeds on its tasks there are no aggregates:
+    ``unequal_seeds`` says which.
     """
     done: dict[str, dict[str, np.ndarray]] = {}
     for cell in cells:
@@ -165,11 +180,16 @@ def aggregated(cells: Sequence[Mapping[str, Any]], score: str) -> dict[str, Any]
         task for task in dict.fromkeys(c["task"] for c in cells) if all(task in x for x in included.values())
     ]
     if len(tasks) < 2:
-        empty = {"aggregate_tasks": tasks, "aggregates": {}, "improvement": [], "profiles": {}}
-        return empty | {"unaggregated": bool(cells)}  # which results of older reports lack: their pages stay
+        return {
+            **_NONE,
+            "aggregate_tasks": tasks,
+            "unaggregated": bool(cells),
+        }  # which results of older reports lack: their pages stay
+    seeds = {variant: {task: len(scores[task]) for task in tasks} for variant, scores in included.items()}
+    if unequal := {variant: counts for variant, counts in seeds.items() if len(set(counts.values())) > 1}:
+        return {**_NONE, "aggregate_tasks": tasks, "unequal_seeds": unequal}
     matrices = {
-        variant: _matrix(variant, {task: scores[task] for task in tasks})
-        for variant, scores in included.items()
+        variant: np.stack([scores[task] for task in tasks], 1) for variant, scores in included.items()
     }
     optimum = _OPTIMA.get(score)
     return {
@@ -203,16 +223,6 @@ def _profiles(matrices: Mapping[str, np.ndarray], optimum: float) -> dict[str, A
         "thresholds": thresholds,
         **{name: _bootstrapped(profile, matrix, resamples=2000) for name, matrix in matrices.items()},
     }
-
-
-def _matrix(variant: str, scores: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Scores [S, K]."""
-    counts = {task: len(each) for task, each in scores.items()}
-    if len(set(counts.values())) > 1:
-        raise ValueError(
-            f"{variant} has different numbers of seeds on its tasks, {counts}: report files of one number together"
-        )
-    return np.stack(list(scores.values()), 1)
 
 
 def _thresholds(matrices: Collection[np.ndarray], optimum: float) -> np.ndarray:

@@ -11,7 +11,7 @@ import numpy as np
 
 from experiments import report_runs, report_scores
 from experiments.report_runs import Part
-from rl import log, selection
+from rl import log, selection, statistics
 
 _LEAST = 3  # settings of one agent, below which nothing is said
 _TRIES = (1, 2, 3, 5, 10, 20, 50)  # of settings, before all of them
@@ -31,6 +31,7 @@ def tuned(
     - ``best``: for each number of ``tries``, the expected last score of the best of as many settings, by the seed that
       is left out: the other seeds choose, and it counts (`rl.selection.expected_best`); a single seed does both. Two
       choices share all seeds but two, so that Student's interval of these scores would be none;
+    - ``first_seeds``: of settings with different numbers of seeds, how many of each are taken;
     - ``bandit``: the expected score of the policy that a bandit chooses among all settings and seeds after 1, 2, ...
       episodes (`rl.selection.bandit`). It plays the first half of the last evaluation, and the other half counts. None
       where there are no such episodes.
@@ -74,13 +75,14 @@ def _best(of_settings: Sequence[np.ndarray]) -> dict[str, Any]:
     """Scores by the number of settings that are tried, from those of each setting [S]."""
     seeds = min(map(len, of_settings))
     matrix = np.stack([each[:seeds] for each in of_settings], 1)  # [S, P]
-    chosen_by = matrix.sum(0) - matrix if seeds > 1 else matrix
+    chosen_by = statistics.of_others(matrix) if seeds > 1 else matrix
     tries = [k for k in _TRIES if k < matrix.shape[1]] + [matrix.shape[1]]
     each = [
         [selection.expected_best(row, k, by) for row, by in zip(matrix, chosen_by, strict=True)]
         for k in tries
     ]
-    return {"tries": tries, "best": [{"mean": np.mean(x), "each": x} for x in each]}
+    result = {"tries": tries, "best": [{"mean": np.mean(x), "each": x} for x in each]}
+    return result | ({"first_seeds": seeds} if max(map(len, of_settings)) > seeds else {})
 
 
 def _bandit(parts: Sequence[Part], score: str) -> dict[str, Any] | None:

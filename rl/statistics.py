@@ -259,7 +259,16 @@ def held_out_best(scores: ArrayLike) -> np.ndarray:
         raise ValueError(
             f"a choice by other seeds needs scores [seeds, choices] of two seeds or more, got shape {matrix.shape}"
         )
-    return matrix[np.arange(len(matrix)), (matrix.sum(0) - matrix).argmax(1)]
+    return matrix[np.arange(len(matrix)), of_others(matrix).argmax(1)]
+
+
+def of_others(matrix: np.ndarray) -> np.ndarray:
+    """The sum over all seeds but each one, [S, C] -> [S, C], in units of the largest score; equal sums are equal.
+
+    As differences from the sum over all they differ by rounding, and choices that tie would not.
+    """
+    sums = matrix.sum(0) - matrix
+    return np.round(sums / max(np.abs(matrix).max(), np.finfo(float).tiny), 9)
 
 
 def summary(scores: ArrayLike, *, rate: bool = False) -> dict[str, Any]:

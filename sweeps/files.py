@@ -163,7 +163,7 @@ def overrides(items: list[str]) -> dict[str, Any]:
         if names.count(name) > 1:
             raise ValueError(f"--set={name}=... is given twice, and fixes one value: leave one of them out")
     try:
-        return {name: _number(yaml.load(value, _Strict)) for name, _, value in pairs}
+        return {name: _number(yaml.load(value, _Strict)) if value else "" for name, _, value in pairs}
     except yaml.YAMLError as error:
         raise ValueError(f"--set={' --set='.join(items)} holds a value that is not YAML: {error}") from None
 

@@ -279,12 +279,16 @@ def _canonical(program: Program, name: str) -> Any:
 def single_run_folders(program: Program, place: Path) -> dict[Path, Program]:
     """The runs of a program by the folders in which each is trained alone if they diverge together.
 
-    Seeds of one run are fewer than those of all, and are spread over so many devices as divide them.
+    Seeds of one run are fewer than those of all, and are spread over so many devices as divide them; the others share
+    its batches.
     """
     spread = {}
     if "mesh_seed" in program.fixed:
         seeds = program.fixed.get("seeds", getattr(scripts.defaults(program.script), "seeds", 1))
-        spread["mesh_seed"] = math.gcd(int(program.fixed["mesh_seed"]), int(seeds))
+        groups = int(program.fixed["mesh_seed"])
+        spread["mesh_seed"] = math.gcd(groups, int(seeds))
+        if (rows := int(program.fixed.get("mesh_data", -1))) > 0:  # as many devices as before
+            spread["mesh_data"] = rows * groups // spread["mesh_seed"]
     return {
         place / f"{i:03d}": dataclasses.replace(part, fixed={**part.fixed, **spread})
         for i, part in enumerate(program.single_runs())

@@ -91,7 +91,9 @@ def test_the_best_of_n_by_hand() -> None:
     scores = np.array([[1.0, 3.0, 2.0, 3.0], [-1.0, -4.0, -1.0, -2.0]])
     assert ranking.best_of(scores, 3).tolist() == [[1, 3, 2], [0, 2, 3]]
     assert ranking.best_of(scores.astype(np.float32), 1).tolist() == [[1], [0]]
-    assert ranking.best_of(np.array([[0, 5, 3]], np.uint8), 3).tolist() == [[1, 2, 0]]  # -x is no order of these
+    assert ranking.best_of(np.array([[0, 5, 3]], np.uint8), 3).tolist() == [
+        [1, 2, 0]
+    ]  # -x is no order of these
     with pytest.raises(ValueError, match="cannot take 5 of 4"):
         ranking.best_of(scores, 5)
     with pytest.raises(ValueError, match="not finite"):

@@ -202,7 +202,9 @@ def test_searches_find_the_largest_of_a_fine_grid(name: str, situation: str) -> 
     objective, grid, tolerance = SEARCHES[name]
     ours = np.asarray(estimates(name, problem, values, 0.3))
     rows = problem.inverse @ problem.weighted.T
-    least = min(values.min(), 0.0) if name == "kl" else 0.0  # whose formula is of values that are not negative
+    least = (
+        min(values.min(), 0.0) if name == "kl" else 0.0
+    )  # whose formula is of values that are not negative
     expected = least + np.array([twice_on_grid(objective, row, values - least, grid) for row in rows])
     size = np.maximum(1, np.abs(expected))
     assert (ours >= expected - 1e-6 * size).all()

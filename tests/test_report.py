@@ -366,9 +366,28 @@ def test_one_that_has_just_begun_takes_no_tasks_away(monkeypatch: pytest.MonkeyP
     single = report_scores.aggregated(cells[:1], "return")
     (block,) = report_page._aggregate_blocks(about | single)
     assert "over 2 tasks or more that all have finished; here there is 1. " in block
+    # The fewest seeds are those of the tasks that aggregates are over.
+    cells[4]["last"]["each"] = np.arange(2.0)
+    aggregates = report_scores.aggregated(cells, "return")
+    assert report_page._fewest_seeds(about | aggregates) == 3
     cells[1]["last"]["each"] = np.arange(2.0)
-    with pytest.raises(ValueError, match="bc has different numbers of seeds on its tasks"):
-        report_scores.aggregated(cells, "return")
+    unequal = report_scores.aggregated(cells, "return")
+    (block,) = report_page._aggregate_blocks(about | unequal)
+    assert block.endswith("different numbers of seeds on their tasks: `bc` {'0': 3, '1': 2, '2': 3}.")
+
+
+def test_settings_that_tie_for_all_other_seeds_count_the_same() -> None:
+    """Sums of rates over other seeds differ by rounding, and the one that it favours would be chosen."""
+    rates = [np.array([0.9, 0.9, 0.75]), np.array([0.7, 0.75, 0.7]), np.array([0.7, 0.7, 0.95])]
+    best = report_tuning._best(rates)
+    np.testing.assert_allclose(best["best"][-1]["each"], [0.8, 0.8, 0.75])
+    assert "first_seeds" not in best and report_tuning._best([*rates, np.ones(5)])["first_seeds"] == 3
+
+
+def test_figures_have_files_of_their_own() -> None:
+    tasks = [("a b", ""), ("a-b", ""), ("c/d", "iql")]
+    files = [report_page._curve_file(task, tasks) for task in tasks]
+    assert files == ["a-b-1.png", "a-b-2.png", "c-d-iql.png"]
 
 
 def test_rates_have_intervals_of_rates_and_an_optimum_of_1(monkeypatch: pytest.MonkeyPatch) -> None:

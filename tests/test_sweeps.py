@@ -417,6 +417,9 @@ def test_dates_stay_texts_and_bytes_that_are_no_text_are_named(tmp_path: Path) -
     file.write_text("{method: grid, parameters: {date: {value: 2026-01-31}}}")
     assert files.read(str(file))["parameters"]["date"] == {"value": "2026-01-31"}
     assert files.overrides(["date=2026-01-31"]) == {"date": "2026-01-31"}
+    assert files.overrides(["data_folder="]) == {
+        "data_folder": ""
+    }  # and not None, of which a text would be made
     file.write_bytes(b"# f\xe4r\n{method: grid, parameters: {}}")
     with pytest.raises(ValueError, match=r"sweep\.yaml is not in UTF-8"):
         files.read(str(file))
@@ -494,6 +497,11 @@ def test_runs_that_are_trained_alone_are_spread_over_as_many_devices_as_their_se
     program = Program({"mesh_seed": 4, **seeds}, {"agent.expectile": [0.6, 0.9]})
     parts = layout.single_run_folders(program, Path("p"))
     assert [part.fixed for part in parts.values()] == [{**program.fixed, "mesh_seed": devices}] * 2
+    wider = dataclasses.replace(
+        program, fixed={**program.fixed, "mesh_data": 3}
+    )  # all 12 devices are still used
+    for part in layout.single_run_folders(wider, Path("p")).values():
+        assert part.fixed["mesh_seed"] * part.fixed["mesh_data"] == 12
     assert (
         "mesh_seed"
         not in layout.single_run_folders(Program(seeds, program.swept), Path("p"))[Path("p/000")].fixed

@@ -441,7 +441,9 @@ def _check(name: str, settings: Settings) -> None:
             f"clip_quantile={settings.clip_quantile} must be a quantile above 0 and at most 1, which clips nothing"
         )
     if not 0 <= settings.floor < math.inf:
-        raise ValueError(f"floor={settings.floor} of the model loss must be a finite number that is not negative")
+        raise ValueError(
+            f"floor={settings.floor} of the model loss must be a finite number that is not negative"
+        )
     fewest = 2 if name == "calibrated" else 1
     if settings.samples < fewest:
         raise ValueError(f"samples={settings.samples} of the model loss {name} must be at least {fewest}")

@@ -50,7 +50,9 @@ def check(limits: Limits) -> None:
     for name in ("seconds", "memory", "output"):
         value = getattr(limits, name)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name}={value!r} must be a whole number of at least 1: the system takes no other limit")
+            raise ValueError(
+                f"{name}={value!r} must be a whole number of at least 1: the system takes no other limit"
+            )
     if not 2 * limits.deadline >= limits.seconds:
         raise ValueError(
             f"deadline={limits.deadline} must be at least half of seconds={limits.seconds}: a program that computes "

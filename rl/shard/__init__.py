@@ -18,7 +18,16 @@ results up to rounding. No agent, file or logger is known here. Language models 
 from __future__ import annotations
 
 from rl.shard.batches import data_parallel, over_mesh, sharded_sampler
-from rl.shard.hosts import any_process, blind_to_first, from_first_process, initialize, is_loss, is_main, started, unlike_first
+from rl.shard.hosts import (
+    any_process,
+    blind_to_first,
+    from_first_process,
+    initialize,
+    is_loss,
+    is_main,
+    started,
+    unlike_first,
+)
 from rl.shard.language import (
     fetch_language,
     init_language,
