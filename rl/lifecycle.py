@@ -103,8 +103,8 @@ def _check_same(run: Run) -> None:
     """Raises ValueError if the processes of a run have other flags or code, or read other data."""
     if others := shard.unlike_first([run.card, run.alike, run.total, run.overwrite]):
         raise ValueError(
-            f"processes {others} of this run have other settings, other data or other modules of your own than process "
-            "0, and a run cannot be of both: start the same command on every host, with the same files in "
+            f"processes {others} of this run have other settings, data, pretrained weights or modules of your own than "
+            "process 0, and a run cannot be of both: start the same command on every host, with the same files in "
             "--data_folder, those of held-out data (NAME-val.npz) among them"
         )
     if others := shard.unlike_first([log.loaded_commit(), log.versions()]):
