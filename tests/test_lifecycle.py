@@ -590,7 +590,8 @@ def test_processes_that_mean_different_runs_are_refused(
     others = np.array([0, 0, 1], np.uint32)
     monkeypatch.setattr(multihost_utils, "process_allgather", lambda x: x + others)
     with pytest.raises(
-        ValueError, match=r"processes \[2\] of this run have other settings or other data than"
+        ValueError,
+        match=r"processes \[2\] of this run have other settings, data, pretrained weights or modules",
     ):
         lifecycle.begin(run(tmp_path), {"state": np.zeros(3)})
 
@@ -613,9 +614,13 @@ def test_what_processes_must_agree_on(tmp_path: Path, monkeypatch: pytest.Monkey
         this._replace(card={**this.card, "agent": "other"}),
     ):
         lifecycle._check_same(other)
-    assert len(set(digests)) == len(digests)
+    of_run, of_code = digests[::2], digests[1::2]
+    assert len(set(of_run)) == len(of_run) and len(set(of_code)) == 1
     lifecycle._check_same(run(tmp_path, alike={"held_out": 0}))
-    assert digests[-1] == digests[0]
+    assert digests[-2] == digests[0]
+    monkeypatch.setattr(log, "versions", lambda: {"jax": "0.0"})
+    lifecycle._check_same(this)
+    assert digests[-1] != digests[1]
 
 
 def test_a_result_that_another_process_cannot_see_yet_is_there(
