@@ -180,11 +180,8 @@ def aggregated(cells: Sequence[Mapping[str, Any]], score: str) -> dict[str, Any]
         task for task in dict.fromkeys(c["task"] for c in cells) if all(task in x for x in included.values())
     ]
     if len(tasks) < 2:
-        return {
-            **_NONE,
-            "aggregate_tasks": tasks,
-            "unaggregated": bool(cells),
-        }  # which results of older reports lack: their pages stay
+        # Results of older reports lack the last one: their pages stay.
+        return {**_NONE, "aggregate_tasks": tasks, "unaggregated": bool(cells)}
     seeds = {variant: {task: len(scores[task]) for task in tasks} for variant, scores in included.items()}
     if unequal := {variant: counts for variant, counts in seeds.items() if len(set(counts.values())) > 1}:
         return {**_NONE, "aggregate_tasks": tasks, "unequal_seeds": unequal}

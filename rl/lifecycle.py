@@ -109,8 +109,8 @@ def _check_same(run: Run) -> None:
         )
     if others := shard.unlike_first([log.loaded_commit(), log.versions()]):
         raise ValueError(
-            f"processes {others} of this run have another commit of this code, or other versions of packages, than "
-            f"process 0, which has {log.loaded_commit()}: bring all hosts to the same"
+            f"processes {others} of this run have another commit of this code (here it is {log.loaded_commit()}), or "
+            "other versions of packages, than process 0: bring all hosts to the same"
         )
 
 

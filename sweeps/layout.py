@@ -252,7 +252,23 @@ def arguments(program: Program, workdir: Path) -> tuple[Any, Any, dict[str, list
 
 
 def folder(program: Program, root: Path) -> Path:
-    """Where the program is trained: a folder that its parameters name, but not how long it is trained, nor how."""
+    """Where the program is trained: a folder that its parameters name, but not how long it is trained, nor how.
+
+    One that is there, of a program that says the same with fewer words, is its own: a parameter was written out since,
+    such as ``seed``, to be given other values beside its default.
+    """
+    place = _folder(program, root)
+    if place.exists():
+        return place
+    for name in program.fixed:
+        shorter = dataclasses.replace(program, fixed={k: x for k, x in program.fixed.items() if k != name})
+        earlier = _folder(shorter, root)
+        if earlier.exists() and arguments(shorter, place) == arguments(program, place):
+            return earlier
+    return place
+
+
+def _folder(program: Program, root: Path) -> Path:
     script = SCRIPTS[program.script]
     fixed = {
         name: _canonical(program, name) for name in program.fixed if name not in (script.length, *INDIFFERENT)
@@ -340,7 +356,7 @@ def with_finished(sweep: Sweep, folders: Sequence[str]) -> Sweep:
     def where(place: Path, program: Program) -> Path:
         if overwrites(program) or (place / run_folder.OVERWRITE).exists():
             return place
-        stored = (other / place.name for other in others)
+        stored = (folder(program, other) for other in others)
         return next((x for x in (place, *stored) if finished(program, x)), place)
 
     return sweep._replace(programs={where(*item): item[1] for item in sweep.programs.items()})

@@ -890,6 +890,19 @@ def test_a_folder_is_named_by_what_is_trained_there(tmp_path: Path) -> None:
     assert len({one, *others}) == 5
 
 
+def test_a_default_that_is_written_out_trains_nothing_again(tmp_path: Path) -> None:
+    """A file that gets more seeds names the first one, too, which it had by default."""
+    before = Program({"agent": "iql", "dataset": "/data/a.hdf5"}, {"agent.expectile": [0.5, 0.7]})
+    place = layout.folder(before, tmp_path)
+    place.mkdir()
+
+    def now(**fixed: Any) -> Path:
+        return layout.folder(dataclasses.replace(before, fixed={**before.fixed, **fixed}), tmp_path)
+
+    assert now(seed=0) == now(seed="0") == now(head="scalar") == place
+    assert place not in (now(seed=1), now(head="hl_gauss"), now(seed=0, head="hl_gauss"))
+
+
 def test_two_runs_that_would_share_a_folder_are_refused(tmp_path: Path) -> None:
     for shared in ({"updates": [1000, 2000], "eval_every": [500]}, {"seed": [1, 1]}):
         with pytest.raises(ValueError, match=r"two runs of the sweep would share .*--updates"):

@@ -79,9 +79,8 @@ def _tv(config: Config, regression: Regression, values: Array, bound: Array) -> 
 
 def _kl(config: Config, regression: Regression, values: Array, bound: Array) -> Array:
     weights, mass = regression.inverse @ regression.weighted.T, _mass(config, regression)
-    if (
-        config.estimate == "shifted"
-    ):  # its 1 is the mean of one more sample, of value 0, that has the missing weight
+    if config.estimate == "shifted":
+        # Its 1 is the mean of one more sample, of value 0, that has the missing weight.
         weights = jnp.concatenate([weights, 1 - weights.sum(-1, keepdims=True)], -1)
         values, mass = jnp.append(values, 0.0), jnp.ones_like(mass)
     least, mean = _exponential(weights, values, config.scale)
