@@ -263,9 +263,14 @@ def folder(program: Program, root: Path) -> Path:
     for name in program.fixed:
         shorter = dataclasses.replace(program, fixed={k: x for k, x in program.fixed.items() if k != name})
         earlier = _folder(shorter, root)
-        if earlier.exists() and arguments(shorter, place) == arguments(program, place):
+        if earlier.exists() and _same(arguments(shorter, place), arguments(program, place)):
             return earlier
     return place
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether settings are equal, of which a NaN, as in ``head_low``, is no value that differs from itself."""
+    return repr(one) == repr(other)
 
 
 def _folder(program: Program, root: Path) -> Path:
