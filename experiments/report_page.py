@@ -83,7 +83,10 @@ def _answers(result: Mapping[str, Any]) -> Iterator[str]:
         if len(words) < len(rows):
             words.append(f"no other of {len(rows)}" if words else f"no other (0 of {len(rows)})")
         text = "; ".join(words) or "nothing to compare yet"
-        without = "".join(_without_interval(result, {base, *(row["variant"] for row in of_base)}))
+        compared = {base, *(row["variant"] for row in of_base)}
+        without = "".join(_without_interval(result, compared))
+        if failed := [*_failed(result, compared)]:
+            without += f" Not compared, which flatters those whose runs failed: {'; '.join(failed)}."
         yield f"**Better than `{base}` (95 % intervals of the last scores do not overlap):** {text}.{without}"
 
 

@@ -543,9 +543,10 @@ def test_tasks_that_failed_runs_take_from_all_are_named(finished: Any, tmp_path:
     def said() -> tuple[list[str], str]:
         parts = [*report_runs.read(layout.load(file, {}, str(tmp_path / "runs")))]
         cells = report_scores.cells(parts, score, 1)
-        about = {"cells": cells, "better": [], "variants": ["bc", "iql"], "tasks": TASKS, "rate": False}
+        better = report_scores.better(cells, {"iql": "bc"})
+        about = {"cells": cells, "better": better, "variants": ["bc", "iql"], "tasks": TASKS, "rate": False}
         about |= {"failures": report_runs.failures(parts, score), **report_scores.aggregated(cells, score)}
-        page = "".join(report_page._aggregate_blocks(about))
+        page = "".join([*report_page._answers(about), *report_page._aggregate_blocks(about)])
         return [report_runs.fate(part, score) for part in parts], page
 
     assert "Lost to" not in said()[1]
@@ -555,6 +556,8 @@ def test_tasks_that_failed_runs_take_from_all_are_named(finished: Any, tmp_path:
     fates, page = said()
     assert fates == [*["done"] * 4, "diverged", "done"]
     assert f"Last scores over 2 of 3 tasks, those that all of these have finished.{lost}" in page
+    apart = f" Not compared, which flatters those whose runs failed: `iql` diverged on {TASKS[1]}."
+    assert f"`iql` on 1 of 2 tasks, worse on 1.{apart}" in page
     result = (places[2] / log.RESULT).read_bytes()
     (places[2] / log.RESULT).unlink()
     fates, page = said()
