@@ -258,9 +258,7 @@ def problem(settings: Settings, config: Any, configs: Sequence[Any]) -> Problem:
     return Problem(
         task._replace(loaded=task.loaded._replace(spec=goals.conditioned_spec(task.loaded.spec))),
         trajectories(settings, config, task.dataset, task.loaded.dataset),
-        trajectories(settings, config, task.validation, task.loaded.validation)
-        if task.validation and task.loaded.validation
-        else None,
+        _held_out(settings, config, task),
         f"{PROTOCOLS[settings.protocol][0]}{environment}" if environment else None,
     )
 
@@ -274,6 +272,18 @@ def trajectories(settings: Settings, config: Any, transformed: Dataset, as_logge
         hindsight(settings, config),
         entities.positions(logged_at) if common.is_set(settings) else None,
     )
+
+
+def _held_out(settings: Settings, config: Any, task: common.Problem) -> Trajectories | None:
+    """The trajectories that losses are also measured on. Raises ValueError if they are too short for the goals."""
+    if task.validation is None or task.loaded.validation is None:
+        return None
+    try:
+        return trajectories(settings, config, task.validation, task.loaded.validation)
+    except ValueError as error:
+        raise ValueError(
+            f"held-out data of {settings.dataset} (NAME-val): {error}; or leave these data out: --validation=false"
+        ) from None
 
 
 def source(settings: Settings, config: Any) -> Source:

@@ -376,6 +376,16 @@ def test_random_places_of_an_ant_its_ball_and_the_goal_are_three() -> None:
     env.close()
 
 
+def test_random_places_are_none_from_which_a_teleport_moves_an_agent() -> None:
+    ogbench = pytest.importorskip("ogbench")
+    maze = ogbench.locomaze.maze.make_maze_env("point", "maze", maze_type="teleport")
+    moved = {(4, 6), (5, 1)}
+    assert not maze.maze_map[4, 6] and not maze.maze_map[5, 1]
+    drawn = [goals.random_task(maze, np.random.default_rng(seed))["task_info"] for seed in range(200)]
+    assert len({task["goal_ij"] for task in drawn} - moved) == 43
+    assert not moved & {place for task in drawn for place in task.values()}
+
+
 def test_d4rls_pen_is_that_of_the_package_until_it_is_dropped() -> None:
     """The pen falls out of a hand that moves at random, and the package's episode goes on."""
     pytest.importorskip("gymnasium_robotics")

@@ -290,6 +290,17 @@ def test_what_cannot_be_run_is_refused_before_anything_is_touched(
     assert files(tmp_path) == before
 
 
+def test_held_out_data_that_are_too_short_are_named_and_can_be_left_out(tmp_path: Path) -> None:
+    for name, length in {"log.npz": 100, "log-val.npz": 15}.items():
+        rows = {"observations": np.zeros((length, 2)), "actions": np.zeros((length, 2))}
+        np.savez(tmp_path / name, **rows, terminals=np.arange(length) == length - 1)
+    chosen, of_agent = settings(tmp_path, agent="hiql", dataset=str(tmp_path / "log.npz")), config("hiql")
+    with pytest.raises(ValueError, match=r"held-out data of .* most 1\d steps .*--validation=false"):
+        goals.problem(chosen, of_agent, [of_agent])
+    without = dataclasses.replace(chosen, validation=False)
+    assert goals.problem(without, of_agent, [of_agent]).validation is None
+
+
 def test_an_environment_without_goals_is_refused_before_the_run_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -230,6 +230,7 @@ def test_the_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ({"seeds": 1}, "--seeds=1: an interval over seeds needs at least 2"),
         ({"updates": 25}, "--updates=25 must be a multiple of 10"),
         ({"value_updates": 7}, "--value_updates=7 must be a multiple of 10"),
+        ({"value_width": 30}, "--value_width=30 must be a multiple of 4"),
     ],
 )
 def test_impossible_settings_are_refused(fields: dict[str, Any], message: str) -> None:

@@ -97,6 +97,8 @@ def test_ways_to_act_differ_in_what_they_say() -> None:
             "--dataset=pointmaze-medium-navigate-v0 is not one of cubes",
         ),
         ({"radius": -35}, "--radius=-35 must be one of --radii=-10,"),
+        ({"radii": (-30, -150)}, "radius=-150.0 lies outside"),
+        ({"dataset": "heavy-cube-quadruple-ppp-v0"}, "with one more cube, and no environment has it"),
         ({"updates": 3000}, "--updates=3000 is not a multiple of --eval_every=2000"),
         ({"seeds": 1}, "--seeds=1"),
     ],

@@ -81,6 +81,7 @@ def test_agents_have_what_was_published_for_the_dataset_but_the_sizes_of_the_stu
         ({"datasets": "cube-single"}, "--datasets: cube-single is none of"),
         ({"evaluations": 2}, "--evaluations=2: a score is the mean of the last 3"),
         ({"updates": 7}, "--updates=7 is not a multiple"),
+        ({"latent": 60}, "--latent=60 must be a multiple of 8"),
         ({"seeds": 1}, "--seeds=1"),
     ],
 )

@@ -58,6 +58,7 @@ HEADS = ("scalar", "hl_gauss")
 BINS = 101  # of HL-Gauss, on [-1 / (1 - gamma), 0]
 SLOW = 0.005  # of the copy that values continue with
 PIECES = 10  # steps of the progress bar in each training
+ATTENTION = 4  # heads of every attention
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,13 +102,14 @@ def run(settings: Settings) -> dict[str, Any]:
     """Runs the parts, and writes and returns what came out.
 
     Raises:
-      ValueError: an unknown part, too few seeds, or updates that the steps of progress do not divide.
+      ValueError: an unknown part, too few seeds, or updates or widths that something does not divide.
     """
     parts = studies.names("parts", settings.parts, PARTS)
     studies.check_seeds(settings.seeds)
-    for flag in ("updates", "value_updates"):
-        if getattr(settings, flag) % PIECES:
-            raise ValueError(f"--{flag}={getattr(settings, flag)} must be a multiple of {PIECES}")
+    divisors = {"updates": PIECES, "value_updates": PIECES, "width": ATTENTION, "value_width": ATTENTION}
+    for flag, divisor in divisors.items():
+        if getattr(settings, flag) % divisor:
+            raise ValueError(f"--{flag}={getattr(settings, flag)} must be a multiple of {divisor}")
     steps, work = settings.seeds * PIECES, dict[str, tuple[Callable[..., Any], int]]()
     if "subgoals" in parts:
         work["subgoals, data"] = (functools.partial(of_data, settings), 1)
@@ -210,8 +212,8 @@ def pairs(settings: Settings, seed: int) -> dict[str, Pairs]:
 
 
 def shape(width: int, layers: int = 1) -> entity.Shape:
-    """Four heads; layers are those of a diffusion model alone."""
-    return entity.Shape(width, 2 * width, 4, layers)
+    """Layers are those of a diffusion model alone."""
+    return entity.Shape(width, 2 * width, ATTENTION, layers)
 
 
 def model_config(settings: Settings) -> hecrl.Config:

@@ -87,7 +87,7 @@ class Settings(studies.Settings):
 MEASURES = {
     "success": "all cubes at their goals at the last step",
     "once": "at any step",
-    "placed": "cubes at theirs at the last step",
+    "placed": "cubes at theirs before the last step",
     "left": "of the way left",
 }
 
@@ -169,11 +169,17 @@ def run(settings: Settings) -> dict[str, Any]:
 def check(settings: Settings) -> None:
     """Raises ValueError, naming the flag, on what `run` would find out only after an hour."""
     studies.check_seeds(settings.seeds)
-    agent_config(settings, DIFFUSION)  # which refuses what no agent can have
+    for radius in settings.radii:  # an agent refuses what no agent can have
+        agent_config(dataclasses.replace(settings, radius=radius), DIFFUSION)
     checks.several_episodes(settings)
     checks.multiple(settings, "updates", "eval_every")
     if settings.dataset not in recipes.RECIPES or "cube" not in settings.dataset:
         raise ValueError(f"--dataset={settings.dataset} is not one of cubes, such as {Settings.dataset}")
+    if not any(f"-{number}-" in settings.dataset for number in NUMBERS[:-1]):
+        raise ValueError(
+            f"--dataset={settings.dataset}: agents are also judged with one more cube, and no environment has it: "
+            f"choose data of {', '.join(NUMBERS[:-1])} cubes"
+        )
     if settings.radius not in settings.radii:
         raise ValueError(
             f"--radius={settings.radius} must be one of --radii={','.join(map(str, settings.radii))}"
@@ -237,7 +243,7 @@ def environment(settings: Settings, more: int = 0) -> str:
     """The environment of the data, or one with more cubes."""
     env = recipes.RECIPES[settings.dataset].env
     (number,) = (number for number in NUMBERS if f"-{number}-" in env)
-    return env.replace(number, NUMBERS[min(NUMBERS.index(number) + more, len(NUMBERS) - 1)])
+    return env.replace(number, NUMBERS[NUMBERS.index(number) + more])
 
 
 def agent_config(settings: Settings, kind: str) -> hecrl.Config:

@@ -93,6 +93,10 @@ def check(settings: Settings) -> None:
     studies.names("agents", settings.agents, AGENTS)
     studies.check_seeds(settings.seeds)
     require_at_least_one(settings, "latent", prefix="--")
+    if settings.latent % 8 and "qrl" in settings.agents.split(","):
+        raise ValueError(
+            f"--latent={settings.latent} must be a multiple of 8, the intervals of a group in qrl"
+        )
     checks.sizes(settings, goals.EVALUATIONS)
 
 

@@ -28,7 +28,7 @@ from rl.types import Array, Key, Learner, Metrics, Spec, State
 from rl.values.heads import ValueHead
 
 IGNORES_REWARDS = True
-"""It has no discount, and its goals are drawn uniformly."""
+"""It has no discount. Its goals are drawn uniformly; geometric ones would be 100 steps away on average."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,8 +8,8 @@ what is observed where the goal is reached; in that of a step ``success``. Where
     goals/pointmaze-medium-v0          an episode ends where it succeeds (OGBench)
     random-goals/pointmaze-medium-v0   none does, and starts and goals are drawn anew (HECRL, Haramati et al. 2026)
 
-Observations are {`rl.nest.OBSERVATION`: ..., `rl.nest.GOAL`: ...}. Random are free cells of a maze and places of cubes
-on the table; in other environments one of the tasks.
+Observations are {`rl.nest.OBSERVATION`: ..., `rl.nest.GOAL`: ...}. Random are free cells of a maze, but for those where
+a teleport begins, and places of cubes on the table; in other environments one of the tasks.
 """
 
 from __future__ import annotations
@@ -73,7 +73,9 @@ class GoalConditioned(gymnasium.Wrapper):
 def random_task(env: Any, rng: np.random.Generator) -> dict[str, Any] | None:
     """The options of a reset to a start and a goal drawn at random; None where nobody knows how."""
     if hasattr(env, "maze_map"):
-        free = [(int(i), int(j)) for i, j in np.argwhere(env.maze_map == 0)]
+        # Whoever stands where a teleport begins is somewhere else in the next step.
+        moved = (getattr(env, "_teleport_info", None) or {}).get("teleport_in_ijs", ())
+        free = [(int(i), int(j)) for i, j in np.argwhere(env.maze_map == 0) if (i, j) not in moved]
         has_ball = hasattr(env, "get_agent_ball_xy")  # antsoccer
         names = ("agent_init_ij", "ball_init_ij", "goal_ij") if has_ball else ("init_ij", "goal_ij")
         cells = rng.choice(len(free), len(names), replace=False)
