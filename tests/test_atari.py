@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from pathlib import Path
 
+import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +17,7 @@ pytest.importorskip("ale_py")
 from experiments import common, online, presets
 from rl import checkpoint, envs
 from rl.agents import dqn
-from rl.envs import atari
+from rl.envs import atari, snapshot
 from rl.envs.stream import Stream
 from rl.networks import mlp
 from rl.types import Spec
@@ -33,25 +35,32 @@ def test_a_picture_shrinks_to_the_means_of_its_parts() -> None:
     assert atari.shrink(np.full((210, 160), 255, np.uint8)).min() == 255
 
 
-def test_a_step_is_four_frames_and_shows_the_brighter_of_the_last_two() -> None:
+def test_a_step_is_four_frames_of_sticky_actions_and_shows_the_brighter_of_the_last_two() -> None:
     env, other = envs.make(PONG), envs.make(PONG)
     seen, _ = env.reset(seed=3)
     other.reset(seed=3)
     bare = other.unwrapped  # the console: one frame a step
     assert seen.shape == (84, 84, 4) and seen.dtype == np.uint8
     assert not seen[..., :3].any() and seen[..., 3].any()
-    for action in (0, 2, 3, 0, 2):
+    chance, held, stuck = copy.deepcopy(env.unwrapped.np_random), 0, 0
+    for action in (0, 2, 3, 0, 2, 3, 2):
         before = seen
         seen, reward, *_ = env.step(action)
-        frames, rewards, *_ = zip(*(bare.step(action) for _ in range(4)), strict=True)
+        played = []
+        for _ in range(4):
+            held = held if chance.random() < 0.25 else action
+            stuck += held != action
+            played.append(bare.step(held))
+        frames, rewards, *_ = zip(*played, strict=True)
         np.testing.assert_array_equal(seen[..., :3], before[..., 1:])
         np.testing.assert_array_equal(seen[..., 3], atari.shrink(np.maximum(frames[2], frames[3])))
         assert reward == sum(rewards)
+    assert stuck
 
 
-def test_the_console_sticks_to_its_action_and_games_end_by_the_clock() -> None:
+def test_the_console_sticks_to_no_action_itself_and_games_end_by_the_clock() -> None:
     console = envs.make(PONG).unwrapped.ale
-    assert console.getFloat("repeat_action_probability") == 0.25
+    assert console.getFloat("repeat_action_probability") == 0
     assert console.getInt("max_num_frames_per_episode") == 108_000
     assert envs.spec(envs.make(PONG)) == Spec((84, 84, 4), 6, True)
 
@@ -69,6 +78,21 @@ def test_a_game_goes_on_from_its_snapshot() -> None:
             one, two = running.step(action), other.step(action)
             np.testing.assert_array_equal(one.observation, two.observation)
             assert one.reward == two.reward
+
+
+def test_a_sticky_action_is_a_part_of_the_snapshot() -> None:
+    """Wherever it is taken: with one in four frames the action before counts."""
+    env, other, rng = envs.make(PONG), envs.make(PONG), np.random.default_rng(0)
+    env.reset(seed=0)
+    for _ in range(20):
+        for action in rng.integers(0, 6, 3):
+            env.step(action)
+        other.reset(seed=9)
+        snapshot.put(other, snapshot.take(env))
+        for action in rng.integers(0, 6, 2):
+            np.testing.assert_array_equal(env.step(action)[0], other.step(action)[0])
+    with pytest.raises(snapshot.NoSnapshot, match="repeats its last action"):
+        snapshot.take(gymnasium.make(PONG))
 
 
 def test_the_nature_network_has_the_papers_size() -> None:

@@ -1,9 +1,8 @@
 """Atari 2600 games as Dopamine plays them: sticky actions, four frames to a step, the last four steps in view.
 
 The protocol of Machado et al. (2018) and Castro et al. (2018): an action is repeated for four frames, and each time
-the console sticks to the previous one with probability 0.25 (the -v5 environments do so by default); a step shows
-the brighter of its last two frames, pixel by pixel, because sprites flicker, as 84 x 84 grey pixels; an episode is a
-game, not a life, and ends after 108,000 frames.
+the previous one stays with probability 0.25; a step shows the brighter of its last two frames, pixel by pixel, because
+sprites flicker, as 84 x 84 grey pixels; an episode is a game, not a life, and ends after 108,000 frames.
 """
 
 from __future__ import annotations
@@ -14,8 +13,11 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-OPTIONS = {"frameskip": 1, "obs_type": "grayscale"}  # what `Screen` expects of gymnasium.make
+# What `Screen` expects of gymnasium.make. It repeats actions itself: the console can, too, but its state, as a run
+# saves it, does not hold the action that it would repeat.
+OPTIONS = {"frameskip": 1, "obs_type": "grayscale", "repeat_action_probability": 0.0}
 STACK = 4  # steps in view
+STICKY = 0.25  # probability with which a frame has the action of the frame before
 _SKIP, _SIZE = 4, 84
 
 
@@ -27,17 +29,20 @@ class Screen(gymnasium.Wrapper):
         shape = (_SIZE, _SIZE, STACK)
         self.observation_space = gymnasium.spaces.Box(0, 255, shape, np.uint8)
         self._seen = np.zeros(shape, np.uint8)
+        self._action = 0  # of the last frame
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict]:
         screen, info = self.env.reset(seed=seed, options=options)
-        self._seen = np.zeros_like(self._seen)
+        self._seen, self._action = np.zeros_like(self._seen), 0
         return self._see(screen), info
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
         total, last, screen = 0.0, np.uint8(0), np.uint8(0)
         for _ in range(_SKIP):
             last = screen
-            screen, reward, terminated, truncated, info = self.env.step(action)
+            if self.np_random.random() >= STICKY:
+                self._action = action
+            screen, reward, terminated, truncated, info = self.env.step(self._action)
             total += float(reward)
             if terminated or truncated:
                 break

@@ -307,6 +307,10 @@ def _put_mujoco(data: Any, saved: dict[str, Any]) -> None:
 
 
 def _encode_atari(console: Any) -> dict[str, Any]:
+    if console.getFloat("repeat_action_probability"):
+        raise NoSnapshot(
+            "ALEInterface repeats its last action, which it does not tell (repeat_action_probability)"
+        )
     return {"console": base64.b64encode(console.cloneState(include_rng=True).serialize()).decode()}
 
 
