@@ -100,7 +100,8 @@ class Evaluator:
             states: what ``act`` takes first, for all ``S`` policies.
             index: number of this evaluation, 0 or more. Episode ``e`` of policy ``s`` starts from an
                 environment seed that depends on (base seed, index, s, e) alone, so an evaluation can be
-                repeated; policies never share episodes, so their scores are independent.
+                repeated; policies never share episodes, so their scores are independent. Not so where an
+                environment remembers across episodes, as gymnasium's normalising wrappers do.
             watch: sees every step; see `Watch`.
 
         Returns:

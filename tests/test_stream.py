@@ -253,9 +253,12 @@ def test_a_reward_that_is_not_finite_is_an_error_that_says_where() -> None:
             running.step(np.zeros((2, 1)))
 
 
-def test_a_reward_that_is_an_array_is_named() -> None:
-    with stream("toy_environments:ArrayReward-v0", 1) as running:
-        message = r"environment 'toy_environments:ArrayReward-v0' returned a reward of shape \(1,\)"
+@pytest.mark.parametrize(
+    ("name", "what"), [("Reward", "returned a reward"), ("Success", "reported a success")]
+)
+def test_a_reward_or_a_success_that_is_an_array_is_named(name: str, what: str) -> None:
+    with stream(f"toy_environments:Array{name}-v0", 1) as running:
+        message = rf"environment 'toy_environments:Array{name}-v0' {what} of shape \(1,\)"
         with pytest.raises(ValueError, match=message):
             running.step(np.zeros((1, 1)))
 

@@ -66,7 +66,7 @@ class Mortal(gymnasium.Env):
 
 
 class Poisoned(gymnasium.Env):
-    """At its second step ``part``, reward or observation, is NaN; or the reward's shape is always wrong."""
+    """At its second step ``part``, reward or observation, is NaN; or the shape of the reward or of a success is always wrong."""
 
     observation_space = spaces.Box(-1, 1, (1,), np.float32)
     action_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
@@ -84,7 +84,7 @@ class Poisoned(gymnasium.Env):
         ill = np.float32(np.nan if self.time == 2 else 0.0)
         observation = np.full(1, ill if self.part == "observation" else 0.0, np.float32)
         reward = np.zeros(1) if self.part == "shape" else float(ill if self.part == "reward" else 0.0)
-        return observation, reward, False, False, {}
+        return observation, reward, False, False, {"success": [False]} if self.part == "success" else {}
 
 
 class Spaces(gymnasium.Env):
@@ -237,6 +237,7 @@ gymnasium.register("Raises-v0", Unhealthy, kwargs={"ill": "raises"})
 gymnasium.register("NanReward-v0", Poisoned, max_episode_steps=3, kwargs={"part": "reward"})
 gymnasium.register("NanObservation-v0", Poisoned, max_episode_steps=3, kwargs={"part": "observation"})
 gymnasium.register("ArrayReward-v0", Poisoned, kwargs={"part": "shape"})
+gymnasium.register("ArraySuccess-v0", Poisoned, kwargs={"part": "success"})
 gymnasium.register("Mortal-v0", Mortal, max_episode_steps=5)
 gymnasium.register("Modules-v0", Modules)
 gymnasium.register("Goal-v0", Goal)

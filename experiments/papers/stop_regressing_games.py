@@ -4,8 +4,8 @@
 
 The paper's figure 4: over 60 Atari games of 200 million frames, DQN with HL-Gauss is better than C51, that than squared
 error, that than two-hot. Here the games are those of MinAtar (Young & Tian 2019), 10 x 10 cells, as gymnax
-(``pip install --no-deps gymnax``) has them, with MinAtar's sticky actions, which gymnax leaves out; the network reads
-the cells without convolutions; and the budget is a hundred thousand steps. Everything but the head is the same:
+(``pip install --no-deps gymnax``) has them, cut off after 1,000 steps (Freeway after 2,500), with MinAtar's sticky
+actions, which gymnax leaves out; the network reads the cells without convolutions; and the budget is a hundred thousand steps. Everything but the head is the same:
 learning rate, support [-10, 10] and 51 outputs, the last two as on Atari. There heads have learning rates of their
 own, targets take the greatest value of the slow network, and that is copied every 8,000 steps; here targets are double
 DQN's, and slow networks follow by 0.01 in each update.

@@ -99,7 +99,10 @@ class Stream:
         return self._where([], reason)
 
     def restore(self, snapshot: dict[str, Any]) -> bool:
-        """Goes on from a `snapshot`; False where new episodes had to start, as ``observation`` then shows."""
+        """Goes on from a `snapshot`; False where new episodes had to start, as ``observation`` then shows.
+
+        A snapshot holds no observation: whoever takes one keeps the last that was seen, and acts on it after this.
+        """
         self._episode = np.asarray(snapshot["episode"], np.int64)
         if not snapshot["copies"]:
             self.observation = self._begin(np.ones(len(self._seeds), bool))

@@ -83,7 +83,7 @@ class Vector:
             options: [count] what each copy's own ``reset`` takes as options; None for none.
 
         Returns:
-            [count, *observation], for copies left alone their latest one.
+            [count, *observation], for copies left alone their latest one, which `restore` does not bring back.
         """
         return nest.concatenate(*self._everywhere("reset", seeds, options or [None] * self.count))
 
@@ -244,7 +244,12 @@ class _Copies:
                 )
             reward[i] = earned
             self._hold(int(i), observation)
-            success[i] = info.get("success", info.get("is_success", np.nan))
+            reported = info.get("success", info.get("is_success", np.nan))
+            if np.ndim(reported):
+                raise ValueError(
+                    f"environment {self._name!r} reported a success of shape {np.shape(reported)}: it must be a number"
+                )
+            success[i] = reported
         return self._observation, reward, terminated, truncated, success
 
     def snapshot(self) -> list[snapshots.Snapshot | str]:
