@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -120,9 +121,9 @@ def episodes(
     if read is None:
         assert game and game.logged  # as `experiments.language_settings.check` has seen to
         played = game.logged(settings.episodes, np.random.default_rng(settings.seed))
-        return _in_tokens("episode", words, list(enumerate(played, start=1)), limit, settings.overlong)
+        return _in_tokens("episode", words, list(enumerate(played, start=1)), limit, settings)
     numbered = _judged(settings, read, tasks, pool)
-    in_tokens = _in_tokens(f"{settings.log}, line", words, numbered, limit, settings.overlong)
+    in_tokens = _in_tokens(f"{settings.log}, line", words, numbered, limit, settings)
     if any(isinstance(one, Chat) for _, one in numbered):
         _warn_of_time(words)
     return in_tokens
@@ -140,6 +141,7 @@ def candidates(
         return None
     episodes: list[Episode] = []
     cuts = settings.overlong == "truncate"
+    whole_or_not = dataclasses.replace(settings, overlong="refuse", length=0)
     shortened = 0
     for line, row in candidate_sets.items():
         where = f"{settings.rank}, line {line}, candidate"
@@ -147,7 +149,8 @@ def candidates(
             (number, speak.answered(row.dialogue, text))
             for number, text in enumerate(row.candidates, start=1)
         ]
-        whole = _in_tokens(where, words, numbered, sys.maxsize if cuts else limit, "refuse").episodes
+        most = sys.maxsize if cuts else limit
+        whole = _in_tokens(where, words, numbered, most, whole_or_not, "truncate").episodes
         excess = max(len(one.tokens) for one in whole) - limit
         if excess > 0:
             whole = _without_front(where, words, numbered, whole, excess)
@@ -161,8 +164,11 @@ def _without_front(
     where: str, words: Words, numbered: _Numbered, whole: Sequence[Episode], excess: int
 ) -> list[Episode]:
     """Candidates without the first ``excess`` tokens of their prompt. Raises ValueError if it does not have so many."""
-    for (number, _), one in zip(numbered, whole, strict=True):
-        if np.flatnonzero(_last_action(one).is_action)[0] <= excess:
+    for (number, dialogue), one in zip(numbered, whole, strict=True):
+        prompt = np.flatnonzero(_last_action(one).is_action)[0] - speak.before_text(
+            words, dialogue, one.tokens
+        )
+        if prompt <= excess:
             raise ValueError(
                 f"{where} {number}: {excess} tokens of its prompt had to be cut off, which are all of it: leave the "
                 "longest candidate of the line out"
@@ -275,15 +281,23 @@ def _judged(
     return sorted(numbered, key=lambda pair: pair[0])
 
 
-def _in_tokens(where: str, words: Words, numbered: _Numbered, limit: int, overlong: str) -> Log:
-    """Dialogues in tokens, of which each has at most ``limit``.
+def _in_tokens(
+    where: str,
+    words: Words,
+    numbered: _Numbered,
+    limit: int,
+    settings: Settings,
+    allowed: str = "truncate or skip",
+) -> Log:
+    """Dialogues in tokens, of which each has at most ``limit``; ``allowed`` are values of --overlong besides refuse.
 
     Raises:
       ValueError: one that has no tokens, or more than ``limit`` where that is to be refused; the message says ``where``
         and its number.
     """
     episodes, problems, returns, beyond = [], [], [], 0
-    name = where.split(",")[0]
+    name, overlong = where.split(",")[0], settings.overlong
+    longer = "raise --length, up to the model's context" if settings.length else "shorten it"
     with log.progress(len(numbered), f"tokens of each {name}", delay=3) as bar:
         for number, each in numbered:
             try:
@@ -297,24 +311,22 @@ def _in_tokens(where: str, words: Words, numbered: _Numbered, limit: int, overlo
                 if overlong == "refuse":
                     raise ValueError(
                         f"{where} {number}: {len(one.tokens)} tokens are more than the {limit} that there is room for: "
-                        "raise --length, up to the model's context, or give --overlong=truncate or skip"
+                        f"{longer}, or give --overlong={allowed}"
                     )
                 if overlong == "skip":
                     continue
                 one = speak.shortened(words, each, one, limit)
                 if not one.is_action.any():
                     raise ValueError(
-                        f"{where} {number}: nothing of the agent's is in its last {limit} tokens: raise --length, or "
-                        "leave the line out"
+                        f"{where} {number}: nothing of the agent's is in its last {limit} tokens: {longer}, or leave "
+                        "the line out"
                     )
             episodes.append(one)
             problems.append(problem)
             returns.append(earned)
     _tell_of_overlong(name, beyond, len(numbered), limit, overlong)
     if not episodes:
-        raise ValueError(
-            f"{name}: all {beyond} lines have more than {limit} tokens, and none is left: raise --length"
-        )
+        raise ValueError(f"{name}: all {beyond} lines have more than {limit} tokens, and none is left")
     return Log(episodes, problems, returns, beyond)
 
 

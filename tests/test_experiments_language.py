@@ -22,6 +22,7 @@ import pytest
 from test_shard import launch, succeed
 
 pytest.importorskip("tokenizers")
+from tokenizers.processors import TemplateProcessing
 
 from experiments import checks, language_answers, language_log, language_rank, language_settings
 from experiments import language as script
@@ -539,10 +540,13 @@ def test_candidates_of_a_line_are_scored_after_the_same_part_of_its_prompt(
     log = write(tmp_path / "log.jsonl", [row(1, 1), row(2, 2)])
     problems = write(tmp_path / "asked.jsonl", [{"prompt": "=1=2=3", "candidates": ["3", "1212"]}])
 
-    def decoded(limit: int) -> list[str]:
+    def decoded(limit: int, prefix: str = "") -> list[str]:
         chosen = settings(files, tmp_path, log=log, held_out=0.0, overlong="truncate", rank=problems)
         with contextlib.ExitStack() as stack:
             task = script.problem(chosen, config(), stack)
+        if prefix:  # before every text
+            number = task.words.tokenizer.token_to_id(prefix)
+            task.words.tokenizer.post_processor = TemplateProcessing(f"{prefix} $A", None, [(prefix, number)])
         rows = language_log.candidates(chosen, task.words, task.candidate_sets, limit)
         assert rows is not None and rows.is_action.sum(1).tolist() == [2, 5]
         words = task.words.tokenizer
@@ -559,6 +563,9 @@ def test_candidates_of_a_line_are_scored_after_the_same_part_of_its_prompt(
         ValueError, match=r"asked.jsonl, line 1, candidate 1: 6 tokens of its prompt .* which are all"
     ):
         decoded(5)
+    assert decoded(7, "=") == ["=33<end>", "=31212<end>"]
+    with pytest.raises(ValueError, match=r"candidate 1: 6 tokens of its prompt .* which are all"):
+        decoded(6, "=")
 
 
 def test_the_best_are_those_of_whole_episodes_whatever_was_cut_off(files: Path, tmp_path: Path) -> None:

@@ -208,6 +208,7 @@ def test_transformers_computes_the_same_logits(name: str, tmp_path: Path) -> Non
 
 def test_bfloat16_weights(tmp_path: Path) -> None:
     config, params = CONFIGS["llama"], random_params(CONFIGS["llama"])
+    assert huggingface.describe(config)["eos_token_id"] is None  # and not that of Llama
     half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
     huggingface.save(tmp_path, config, half)
     _, read = huggingface.load(tmp_path)
@@ -426,6 +427,8 @@ def write_gguf(path: Path, arch: str, **changes: Any) -> Config:
     writer.add_head_count_kv(2)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(10_000.0)
+    if "turned" in changes:
+        writer.add_rope_dimension_count(changes["turned"])
     for name, value in changes.get("scaling", {}).items():
         kind = package.RopeScalingType(value) if name == "type" else value
         getattr(writer, f"add_rope_scaling_{name}")(kind)
@@ -540,6 +543,9 @@ def test_stretched_rotary_positions_in_gguf(tmp_path: Path) -> None:
     assert gguf.load(tmp_path / "m.gguf")[0].context == 256
     with pytest.raises(WeightsError, match="'longrope' says are not supported in GGUF"):
         read(type="longrope", factor=4.0)
+    write_gguf(tmp_path / "m.gguf", "qwen2", turned=4)
+    with pytest.raises(WeightsError, match="rotary positions turn only a part"):
+        gguf.load(tmp_path / "m.gguf")
 
 
 @pytest.mark.parametrize("arch", ["llama", "smollm3", "qwen2"])

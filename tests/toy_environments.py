@@ -66,7 +66,7 @@ class Mortal(gymnasium.Env):
 
 
 class Poisoned(gymnasium.Env):
-    """At its second step ``part``, reward or observation, is NaN; or the shape of the reward or of a success is always wrong."""
+    """At its second step ``part``, reward or observation, is NaN; or the shape of the reward or of success is wrong."""
 
     observation_space = spaces.Box(-1, 1, (1,), np.float32)
     action_space = spaces.Box(-1.0, 1.0, (1,), np.float32)

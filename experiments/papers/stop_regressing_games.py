@@ -2,13 +2,13 @@
 
     python -m experiments.papers.stop_regressing_games
 
-The paper's figure 4: over 60 Atari games of 200 million frames, DQN with HL-Gauss is better than C51, that than squared
-error, that than two-hot. Here the games are those of MinAtar (Young & Tian 2019), 10 x 10 cells, as gymnax
+The paper's figure 4: over 60 Atari games of 200 million frames, DQN with HL-Gauss is better than C51, that than
+squared error, that than two-hot. Here the games are those of MinAtar (Young & Tian 2019), 10 x 10 cells, as gymnax
 (``pip install --no-deps gymnax``) has them, cut off after 1,000 steps (Freeway after 2,500), with MinAtar's sticky
-actions, which gymnax leaves out; the network reads the cells without convolutions; and the budget is a hundred thousand steps. Everything but the head is the same:
-learning rate, support [-10, 10] and 51 outputs, the last two as on Atari. There heads have learning rates of their
-own, targets take the greatest value of the slow network, and that is copied every 8,000 steps; here targets are double
-DQN's, and slow networks follow by 0.01 in each update.
+actions, which gymnax leaves out; the network reads the cells without convolutions; and the budget is a hundred
+thousand steps. Everything but the head is the same: learning rate, support [-10, 10] and 51 outputs, the last two as
+on Atari. There heads have learning rates of their own, targets take the greatest value of the slow network, and that
+is copied every 8,000 steps; here targets are double DQN's, and slow networks follow by 0.01 in each update.
 
 One program acts, remembers and learns: blocks of steps in all environments, then the updates that these allow. The
 score is the mean return of whole episodes of the greedy policy, in new environments; for the ordering over games each

@@ -105,15 +105,18 @@ def episode(template: Template, tokenizer: Any, chat: Chat, ends: Sequence[int])
     text, marked = _unmarked(text)
     encoding = tokenizer.encode(text, add_special_tokens=False)
     ids, offsets = encoding.ids, encoding.offsets  # each makes a list of the whole text anew
+    spans: list[tuple[int, int]] = []
     if template.is_marked:
-        spans = [_tokens(offsets, *span) for span in marked if span[0] < span[1]]
+        for begin, stop in (span for span in marked if span[0] < span[1]):
+            spans.append(_tokens(offsets, begin, stop, _last(spans)))
         if len(spans) != len(answers):
             raise ValueError(
                 f"the model's chat template marks {len(spans)} answers, and there are {len(answers)}: a reward would "
                 "have no place. Leave the line out, or mark each answer in the template by {% generation %}"
             )
     else:
-        spans = [_answer(template, text, ids, offsets, chat, number, ends) for number in answers]
+        for number in answers:
+            spans.append(_answer(template, text, ids, offsets, chat, number, ends, _last(spans)))
     rewards = chat.rewards or (0.0,) * len(chat.messages)
     turns, last = [], 0
     for number, (start, end) in zip(answers, spans, strict=True):
@@ -145,8 +148,9 @@ def _answer(
     chat: Chat,
     number: int,
     ends: Sequence[int],
+    place: int,
 ) -> tuple[int, int]:
-    """Where the tokens of the answer in a message begin and end."""
+    """Where the tokens of the answer in a message begin and end, not before ``place``."""
     before = template.write(chat.messages[:number], chat.tools, True)
     if not text.startswith(before) or len(before) == len(text):
         raise ValueError(
@@ -154,7 +158,7 @@ def _answer(
             "follows, so that the answer's place is unknown: mark it in the template by {% generation %}, or give a "
             "line for each answer"
         )
-    start, _ = _tokens(offsets, len(before), len(text))
+    start, _ = _tokens(offsets, len(before), len(text), place)
     end = next((place + 1 for place in range(start, len(ids)) if ids[place] in ends), None)
     if end is None:
         raise ValueError(
@@ -164,12 +168,20 @@ def _answer(
     return start, end
 
 
-def _tokens(offsets: Sequence[tuple[int, int]], start: int, end: int) -> tuple[int, int]:
-    """The tokens of a part of the text, by where each begins and ends; those that reach beyond it belong to it."""
+def _last(spans: Sequence[tuple[int, int]]) -> int:
+    """The last token of the last span, which the next one may not have, too; before it nothing need be looked at."""
+    return max(spans[-1][1] - 1, 0) if spans else 0
+
+
+def _tokens(offsets: Sequence[tuple[int, int]], start: int, end: int, place: int) -> tuple[int, int]:
+    """The tokens of a part of the text, from ``place`` on, by where each begins and ends.
+
+    Those that reach beyond the part belong to it.
+    """
     # Spaces may be no part of any (tokenizers that trim offsets), and a character may be several tokens, its bytes.
     size = len(offsets)
-    first = next((place for place, (_, stop) in enumerate(offsets) if stop > start), size)
-    after = next((place for place in range(first, size) if offsets[place][0] >= end), size)
+    first = next((token for token in range(place, size) if offsets[token][1] > start), size)
+    after = next((token for token in range(first, size) if offsets[token][0] >= end), size)
     return first, after
 
 

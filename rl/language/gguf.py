@@ -218,7 +218,9 @@ def _config(metadata: Mapping[str, Any], tensors: Mapping[str, np.ndarray], path
     if "rope_freqs.weight" in tensors:
         raise WeightsError(f"{path}: rotary positions stretched as Llama 3.1's: use its safetensors folder")
     width, heads = field("embedding_length"), field("attention.head_count")
-    rope = _rope(field, path)
+    rope, size = _rope(field, path), field("attention.key_length", width // heads)
+    if field("rope.dimension_count", size) != size:
+        raise WeightsError(f"{path}: heads of which rotary positions turn only a part are not supported")
     return Config(
         vocabulary=tensors["token_embd.weight"].shape[0] if "token_embd.weight" in tensors else 0,
         context=weights.stretched_context(field("context_length"), rope),
@@ -228,7 +230,7 @@ def _config(metadata: Mapping[str, Any], tensors: Mapping[str, np.ndarray], path
             layers=field("block_count"),
             heads=heads,
             kv_heads=field("attention.head_count_kv", heads),
-            head_size=field("attention.key_length", width // heads),
+            head_size=size,
             inner=field("feed_forward_length"),
             rope=rope,
             qkv_bias="blk.0.attn_q.bias" in tensors,

@@ -170,7 +170,8 @@ def describe(config: Config) -> dict[str, Any]:
     Raises:
       WeightsError: the families cannot hold the architecture; it names the fields, and what the nearest family has.
     """
-    described = _described(config)
+    # No special tokens: transformers would take the numbers that they have in the family's own vocabulary.
+    described = _described(config) | dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     # As it will be read: what JSON makes of NumPy's numbers, for instance.
     read = _config(json.loads(json.dumps(described)), "config.json of this model")
     wanted, held = _arithmetic(config), _arithmetic(read)
@@ -260,8 +261,6 @@ def _described(config: Config) -> dict[str, Any]:
     if kind == "mistral":
         described["sliding_window"] = s.window
     if kind == "smollm3":
-        # Else transformers takes numbers of SmolLM3's own vocabulary.
-        described |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
         described["no_rope_layers"] = [int(n not in s.nope_layers) for n in range(s.layers)]
         described |= {"use_sliding_window": bool(s.window), "sliding_window": s.window or None}
         described["layer_types"] = types if s.window else ["full_attention"] * s.layers

@@ -141,6 +141,14 @@ def _template(words: Words) -> Template:
     return words.template
 
 
+def before_text(words: Words, dialogue: Dialogue | Chat, read: np.ndarray) -> int:
+    """How many of the tokens of a dialogue, ``read``, the model has before every text."""
+    if isinstance(dialogue, Chat):
+        first = words.tokenizer.encode(_template(words).first, add_special_tokens=False).ids
+        return len(first) if read[: len(first)].tolist() == first else 0
+    return len(tokenizer.before(words.tokenizer, dialogue.turns[0].text)) if dialogue.turns else 0
+
+
 def _fitting(words: Words, dialogue: Dialogue | Chat, room: int) -> list[int]:
     """`history`, of which at most ``room`` tokens are left."""
     read = np.array(history(words, dialogue))
@@ -149,11 +157,6 @@ def _fitting(words: Words, dialogue: Dialogue | Chat, room: int) -> list[int]:
 
 def _truncated(words: Words, dialogue: Dialogue | Chat, read: np.ndarray, room: int) -> np.ndarray:
     """Which of its tokens are left, the last ones and those that the model has before every text."""
-    if isinstance(dialogue, Chat):
-        first = words.tokenizer.encode(_template(words).first, add_special_tokens=False).ids
-        before = len(first) if read[: len(first)].tolist() == first else 0
-    else:
-        before = len(tokenizer.before(words.tokenizer, dialogue.turns[0].text)) if dialogue.turns else 0
-    size = len(read)
+    size, before = len(read), before_text(words, dialogue, read)
     before = before if before < room < size else 0
     return np.concatenate([np.arange(before), np.arange(max(size - room, 0) + before, size)])
