@@ -39,6 +39,7 @@ def policy_of(env: linear_mdp.LinearMDP, first: int) -> np.ndarray:
 
 # Compiled once for all environments of a shape.
 evaluate = jax.jit(linear_mdp.evaluate)
+variance = jax.jit(linear_mdp.variance)
 perturbed = jax.jit(linear_mdp.perturbed, static_argnames="every_step")
 returns = jax.jit(linear_mdp.returns, static_argnums=2)
 collect = jax.jit(linear_mdp.collect, static_argnums=2)
@@ -67,14 +68,31 @@ def test_evaluation_is_the_sum_over_all_paths(horizon: int, factors: int) -> Non
     np.testing.assert_allclose(env.kernel.sum(-1), 1)
     np.testing.assert_allclose(env.features.sum(-1), 1)
     features, kernel, theta = env.features, env.kernel, env.theta
-    mass, expected = np.eye(factors + 1)[0], 0.0
+    mass, expected, square = np.eye(factors + 1)[0], 0.0, 0.0
     for h in range(horizon):  # forwards, by the distribution over states
         joint = mass[:, None] * policy[h]
         expected += (joint * (features @ theta[h])).sum()
         mass = np.einsum("sa,sad,dt->t", joint, features, kernel[h])
     np.testing.assert_allclose(evaluate(env, policy), expected, atol=1e-12)
+    for action, following in (
+        itertools.product(
+            itertools.product(range(3), repeat=horizon), itertools.product(range(factors + 1), repeat=horizon)
+        )
+        if horizon < 4
+        else ()
+    ):
+        state, chance, earned = 0, 1.0, 0.0
+        for h in range(horizon):
+            phi = features[state, action[h]]
+            chance *= policy[h][state, action[h]] * (phi @ kernel[h])[following[h]]
+            state, earned = following[h], earned + phi @ theta[h]
+        square += chance * earned**2
+    spread = variance(env, policy)
+    if horizon < 4:
+        np.testing.assert_allclose(spread, square - expected**2, atol=1e-12)
     sampled = np.asarray(returns(env, jax.random.key(1), 40_000, policy))
     np.testing.assert_allclose(sampled.mean(), expected, atol=5 * sampled.std() / 200)
+    np.testing.assert_allclose(sampled.var(), spread, rtol=0.1)
 
 
 def test_the_papers_states_and_features() -> None:
@@ -156,6 +174,7 @@ PAPER_START = 99.17022004702574
 START = np.asarray(100.0)
 
 worth = jax.jit(american_put.evaluate)
+spread = jax.jit(american_put.variance)
 hats = jax.jit(american_put.features)
 payoffs = jax.jit(american_put.returns)
 price_paths = jax.jit(american_put.path)
@@ -187,13 +206,15 @@ def test_optimal_values_from_the_papers_start() -> None:
 def test_evaluation_is_the_mean_over_all_paths() -> None:
     env = american_put.make(0.3, horizon=6, factors=5)
     hold = np.random.default_rng(0).uniform(0, 3, size=(6, 6))
-    total = 0.0
+    total, square = 0.0, 0.0
     for rise in itertools.product((0, 1), repeat=5):
         rises = np.concatenate([[0], np.cumsum(rise)])
         price = np.asarray(price_paths(env, START, np.array(rise, bool)))
         paid = payoffs(env, price[:, None], hold[np.arange(6), rises][:, None])
-        total += np.asarray(paid)[0] * 0.3 ** sum(rise) * 0.7 ** (5 - sum(rise))
+        chance = 0.3 ** sum(rise) * 0.7 ** (5 - sum(rise))
+        total, square = total + chance * np.asarray(paid)[0], square + chance * np.asarray(paid)[0] ** 2
     np.testing.assert_allclose(worth(env, START, hold), total, rtol=1e-9)
+    np.testing.assert_allclose(spread(env, START, hold), square - total**2, rtol=1e-9)
 
 
 def test_the_first_time_that_exercising_pays_more_counts() -> None:

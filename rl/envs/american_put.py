@@ -144,14 +144,28 @@ def evaluate(env: AmericanPut, start: Array, hold: Array) -> Array:
     """
     _square(env, hold)
 
-    def step(value: Array, now: tuple[Array, Array]) -> tuple[Array, None]:
-        price, hold = now
-        rise = jnp.concatenate([value[1:], value[-1:]])
-        onward = env.probability * rise + (1 - env.probability) * value
-        return jnp.where(payoff(env, price) > hold, payoff(env, price), onward), None
+    return _moments(env, start, hold)[0]
 
-    start_values = jnp.zeros(env.time.shape[0], hold.dtype)
-    return jax.lax.scan(step, start_values, (lattice(env, start), hold), reverse=True)[0][0]
+
+def variance(env: AmericanPut, start: Array, hold: Array) -> Array:
+    """The exact variance [] of an episode's payoff; arguments and errors are those of `evaluate`."""
+    _square(env, hold)
+    mean, square = _moments(env, start, hold)
+    return square - mean**2
+
+
+def _moments(env: AmericanPut, start: Array, hold: Array) -> Array:
+    """The expected payoff and its expected square, [2]."""
+
+    def step(moments: Array, now: tuple[Array, Array]) -> tuple[Array, None]:
+        price, hold = now
+        rise = jnp.concatenate([moments[:, 1:], moments[:, -1:]], 1)
+        onward = env.probability * rise + (1 - env.probability) * moments
+        paid = payoff(env, price)
+        return jnp.where(paid > hold, jnp.stack([paid, paid**2]), onward), None
+
+    zeros = jnp.zeros((2, env.time.shape[0]), hold.dtype)
+    return jax.lax.scan(step, zeros, (lattice(env, start), hold), reverse=True)[0][:, 0]
 
 
 def optimal(env: AmericanPut, start: Array) -> Array:

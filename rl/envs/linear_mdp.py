@@ -176,6 +176,30 @@ def evaluate(env: LinearMDP, policy: Array) -> Array:
     return jax.lax.scan(step, value, (env.theta, env.kernel, policy), reverse=True)[0][0]
 
 
+@linalg.exact
+def variance(env: LinearMDP, policy: Array) -> Array:
+    """The exact variance [] of an episode's return under ``policy`` [H, S, A], probabilities.
+
+    Raises:
+      ValueError: as `evaluate`.
+    """
+    _matches(env, policy)
+
+    def step(
+        moments: tuple[Array, Array], now: tuple[Array, Array, Array]
+    ) -> tuple[tuple[Array, Array], None]:
+        theta, kernel, policy = now
+        reward = env.features @ theta
+        value, square = (env.features @ (kernel @ moment) for moment in moments)
+        later = reward + value, reward**2 + 2 * reward * value + square
+        return ((policy * later[0]).sum(-1), (policy * later[1]).sum(-1)), None
+
+    zeros = jnp.zeros(env.features.shape[0], env.kernel.dtype)
+    scanned = jax.lax.scan(step, (zeros, zeros), (env.theta, env.kernel, policy), reverse=True)
+    mean, square = (moment[0] for moment in scanned[0])
+    return square - mean**2
+
+
 def returns(env: LinearMDP, key: Key, count: int, policy: Array) -> Array:
     """Returns [count] of sampled episodes of ``policy`` [H, S, A], the paper's way to evaluate.
 
