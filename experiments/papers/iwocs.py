@@ -53,9 +53,9 @@ def run(settings: Settings) -> dict[str, Any]:
         "random_families": studies.Variant(partial(random_families, settings), studies.chosen(settings)),
     }
     trained = studies.train(settings, variants, "parts")
-    outcomes = trained.outcomes
+    outcomes = {"wall_seconds": trained.seconds, **trained.outcomes}
     result = studies.finish(settings, outcomes, report, claims, REPORT, trained)
-    walk = outcomes["windy_walk"]
+    walk = trained.outcomes["windy_walk"]
     curves = {
         f"IWOCS, round {number}: alpha {row['alpha']:g}": earned
         for number, (row, earned) in enumerate(zip(walk["rounds"], walk["earned"], strict=True), 1)
@@ -131,13 +131,12 @@ def random_families(settings: Settings, work: studies.Work) -> dict[str, Any]:
             bar.update()
     columns = np.array(rows, float).T
     names = ("first member", "IWOCS", "robust VI")
-    unit = columns[0].mean()
     return {
-        "unit": unit,
-        "shortfall": {name: _mean(x / unit) for name, x in zip(names, columns[:3], strict=True)},
+        "unit": columns[0].mean(),
+        "shortfall": {name: _in_units(x, columns[0]) for name, x in zip(names, columns[:3], strict=True)},
         "optimal": {name: float((x <= TOLERANCE).mean()) for name, x in zip(names, columns[:3], strict=True)},
-        "iwocs_promises_too_much": _mean(columns[3] / unit),
-        "rvi_promises_too_little": _mean(columns[4] / unit),
+        "iwocs_promises_too_much": _in_units(columns[3], columns[0]),
+        "rvi_promises_too_little": _in_units(columns[4], columns[0]),
         "iwocs_converged": float(columns[5].mean()),
         "iwocs_rounds": float(columns[6].mean()),
     }
@@ -158,8 +157,9 @@ def _earned(family: MDP, policy: Array) -> Array:
     return jax.vmap(lambda mdp: mdp.start @ tabular.evaluate(mdp, policy, GAMMA))(family)
 
 
-def _mean(values: np.ndarray) -> dict[str, Any]:
-    return {"mean": values.mean(), "ci95": list(statistics.interval(values))}
+def _in_units(values: np.ndarray, unit: np.ndarray) -> dict[str, Any]:
+    """The mean of values over that of ``unit``, which was measured on the same families."""
+    return {"mean": values.mean() / unit.mean(), "ci95": list(statistics.ratio_interval(values, unit))}
 
 
 def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
@@ -199,8 +199,8 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
     yield f"## Random families: {shape} that share their rewards"
     yield (
         "Shortfall of the static worst case from that of the best deterministic policy, in units of what the first "
-        f"member's optimal policy falls short by on average ({study['unit']:.3f}); 95 % Student intervals over "
-        "families."
+        f"member's optimal policy falls short by on average ({study['unit']:.3f}); 95 % intervals of the ratio "
+        "over families (Fieller's)."
     )
     yield studies.table(
         ("policy", "shortfall", f"within {TOLERANCE:g} of the best"),
