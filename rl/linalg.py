@@ -2,9 +2,9 @@
 
 Everything else comes from `jax.numpy.linalg`.
 
-Two batched LU, Cholesky or QR factorisations in one CPU program can wait for each other for ever: each holds a thread
-of a pool while its parts wait for one (jaxlib 0.10.2, two cores; not seen with 0.12). Here a batch is factorised one
-matrix after another on CPUs, which costs nothing there, and as a batch elsewhere.
+Two batched LU, Cholesky or QR factorisations, or solutions by them, in one CPU program can wait for each other for
+ever: each holds a thread of a pool while its parts wait for one (jaxlib 0.10.2, two cores; not seen with 0.12). Here
+a batch is factorised one matrix after another on CPUs, which costs nothing there, and as a batch elsewhere.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ def solve(matrix: Array, vector: Array) -> Array:
 
 
 @_one_by_one_on_cpus
-def cholesky(matrix: Array) -> Array:
-    """The lower factor [n, n] of a positive definite ``matrix`` [n, n]; for a batch, `jax.vmap` it."""
-    return jnp.linalg.cholesky(matrix)
+def positive_inverse(matrix: Array) -> Array:
+    """The inverse [n, n] of a positive definite ``matrix`` [n, n]; for a batch, `jax.vmap` it."""
+    identity = jnp.eye(len(matrix), dtype=matrix.dtype)
+    return jax.scipy.linalg.cho_solve((jnp.linalg.cholesky(matrix), True), identity)
 
 
 def exact(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:

@@ -460,10 +460,12 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
     names = {row["patch"] for row in result["rows"]}
     if any(name.startswith("random") for name in names):
         yield "*random*: as many rows of each batch as are at the edge of reach there, drawn anew in every batch."
-    if shares := [row["corrected"].mean() for row in result["rows"] if "corrected" in row]:
+    if shares := [
+        f"{row['corrected'].mean():.2%} ({row['name']})" for row in result["rows"] if "corrected" in row
+    ]:
         yield (
             f"*fixed*: all states in random cells of side {CELL:g}, the same from the first update to the last; in the "
-            f"last epoch they held {np.mean(shares):.2%} of the next states."
+            f"last epoch they held {', '.join(shares)} of the next states."
         )
 
 

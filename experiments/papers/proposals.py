@@ -279,7 +279,7 @@ def bandit_claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
             data = expected(SHARES[BEST], count)
             yield studies.Claim(text, f"1 - 0.9^{count} = {data:.3f}", share - data, close)
             if count > 1:
-                text = f"{head}: ... and as often as the flow's own share of that mode says"
+                text = f"{head}: the best of {count} is of it as often as the flow's own share of it says (difference)"
                 predicted = expected(alone["modes"][:, BEST], count)
                 yield studies.Claim(text, f"1 - (1 - p)^{count}", share - predicted, close)
         text = f"{head}: the distilled policy earns more than the flow (difference)"

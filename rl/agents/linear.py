@@ -181,8 +181,7 @@ def _inverse_variance(config: Config, data: Trajectories, fit: Fit) -> Array:
 def _regression(config: Config, features: Array, weight: Array) -> Regression:
     weighted = features * weight[:, None]
     identity = jnp.eye(features.shape[-1], dtype=features.dtype)
-    factor = linalg.cholesky(weighted.T @ features + config.ridge * identity)
-    return Regression(weighted, jax.scipy.linalg.cho_solve((factor, True), identity))
+    return Regression(weighted, linalg.positive_inverse(weighted.T @ features + config.ridge * identity))
 
 
 def _uncertainty(config: Config, regression: Regression) -> Array:

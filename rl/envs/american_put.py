@@ -151,7 +151,7 @@ def variance(env: AmericanPut, start: Array, hold: Array) -> Array:
     """The exact variance [] of an episode's payoff; arguments and errors are those of `evaluate`."""
     _square(env, hold)
     mean, square = _moments(env, start, hold)
-    return square - mean**2
+    return jnp.maximum(square - mean**2, 0.0)  # rounding
 
 
 def _moments(env: AmericanPut, start: Array, hold: Array) -> Array:

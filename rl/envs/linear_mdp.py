@@ -197,7 +197,7 @@ def variance(env: LinearMDP, policy: Array) -> Array:
     zeros = jnp.zeros(env.features.shape[0], env.kernel.dtype)
     scanned = jax.lax.scan(step, (zeros, zeros), (env.theta, env.kernel, policy), reverse=True)
     mean, square = (moment[0] for moment in scanned[0])
-    return square - mean**2
+    return jnp.maximum(square - mean**2, 0.0)  # rounding
 
 
 def returns(env: LinearMDP, key: Key, count: int, policy: Array) -> Array:
