@@ -280,8 +280,8 @@ def test_the_page_has_a_row_for_each_curve_and_a_file_every_value() -> None:
 def test_the_stored_emulation_is_figure_1d_but_for_the_variance_aware_rows() -> None:
     """And the fault in chi2 gives its curve of 1a at lambda 0.1, while nothing of theirs gives that of KL there.
 
-    Of either curve lambda is not published. At another one the authors' estimates give it, and ours, which are nearer
-    the exact worst values wherever lambda is not large, do not.
+    Of either curve lambda is not published. At another one the authors' estimates give it. Ours, which are nearer the
+    exact worst values wherever lambda is not large, give KL's, too, but not chi2's.
     """
     result = studies.load(Path(paper.__file__).parents[2] / "results/papers/r2pvi/result.json")
     curves = {
@@ -294,8 +294,8 @@ def test_the_stored_emulation_is_figure_1d_but_for_the_variance_aware_rows() -> 
     assert far == {"VA-R2PVI-TV lambda = 1", "VA-DRPVI rho = 0.2"}
     assert curves["1a", "R2PVI-chi2"] < 0.04 and curves["1a", "R2PVI-KL"] > 0.1
     near = {name: paper.nearest(by_lambda) for name, by_lambda in result["prices"].items()}
-    fits = {name: np.abs(paper.deviations(curve)).max() < 1.96 for name, curve in near.items()}
-    assert fits == {name: "," in name for name in paper.CANDIDATES}
+    fits = {name: np.abs(paper.deviations(curve)).max() < paper.SAMPLING for name, curve in near.items()}
+    assert fits == {name: name != "R2PVI-chi2" for name in paper.CANDIDATES}
     errors = {name: np.asarray(of) for name, of in result["errors"].items()}
     for name, of in errors.items():
         assert (errors[name.partition(",")[0]] <= of * np.where(paper.ERROR_PRICES > 1, 1.03, 1)).all()
