@@ -495,12 +495,22 @@ def value_bounds(
     ``ends`` and ``adversary``, as `rl.replay.dataset.value_bounds` takes them, are of single ones only.
 
     Raises:
-      ValueError: ``gamma`` is 1, and an episode does not terminate.
+      ValueError: ``gamma`` is 1, and an episode does not terminate; or chunks of single transitions in no order.
     """
     replay.require_finite_values(dataset, gamma, prefix="--agent.")
     if length == 1 or within == gamma:
         return replay.value_bounds(dataset, gamma, ends, adversary)
+    _require_order(dataset, "chunk", length)
     return chunks.value_bounds(dataset, length, gamma, within)
+
+
+def _require_order(dataset: Dataset, flag: str, length: int) -> None:
+    """Raises ValueError if several steps are asked for of a log that holds single transitions in no order."""
+    if length > 1 and replay.is_shuffled(dataset):
+        raise ValueError(
+            f"--{flag}={length} is of steps that follow each other, and the log holds single transitions in no order: "
+            "leave it out"
+        )
 
 
 def unread(settings: Any, config: Any) -> dict[str, str]:
@@ -522,11 +532,7 @@ def rows(settings: Any, config: Any, dataset: Dataset | None) -> Any:
     if dataset is None:
         return None
     for flag in ("chunk", "n_step"):
-        if getattr(settings, flag) > 1 and replay.is_shuffled(dataset):
-            raise ValueError(
-                f"--{flag}={getattr(settings, flag)} is of steps that follow each other, and the log holds single "
-                "transitions in no order: leave it out"
-            )
+        _require_order(dataset, flag, getattr(settings, flag))
     if settings.chunk > 1:  # where --n_step is 1
         return chunks.make(dataset, settings.chunk, *discounts(config))
     return replay.n_step(dataset, settings.n_step if settings.td_lambda == 1 else 1, discount(config))

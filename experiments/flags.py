@@ -102,29 +102,50 @@ _WRONG_VALUE = re.compile(rf"^flag (--.*?): ({'|'.join(map(re.escape, _KINDS))})
 
 # What other scripts, here and in other libraries, call a flag; of several names a script has one.
 _SYNONYMS = {
+    "actor_bc_coef": ("agent.policy_cloning",),
+    "actor_beta": ("agent.policy_cloning",),
     "alpha": ("agent.weight", "agent.bc_weight"),
     "beta": ("agent.temperature",),
+    "buffer_size": ("replay",),
+    "checkpoints_path": ("workdir",),
     "cql_alpha": ("agent.weight",),
+    "cql_n_actions": ("agent.samples",),
+    "critic_bc_coef": ("agent.critic_cloning",),
+    "critic_beta": ("agent.critic_cloning",),
     "conservative_weight": ("agent.weight",),
     "dataset": ("offline_data", "log"),
     "discount_factor": ("agent.discount",),
     "env": ("environment",),
+    "env_id": ("env", "environment"),
     "env_name": ("env", "dataset"),
     "environment": ("env",),
     "eval_freq": ("eval_every",),
     "eval_interval": ("eval_every",),
     "gamma": ("agent.discount",),
+    "iql_tau": ("agent.expectile",),
+    "load_model": ("init_from",),
     "lr": ("agent.learning_rate",),
     "max_steps": ("steps", "updates", "epochs"),
     "max_timesteps": ("steps", "updates", "epochs"),
     "n_episodes": ("eval_episodes",),
+    "n_steps": ("updates", "steps"),
+    "n_steps_per_epoch": ("eval_every",),
+    "n_trials": ("eval_episodes",),
+    "normalize": ("normalize_observations",),
+    "normalize_reward": ("reward_scale",),
     "num_seeds": ("seeds",),
     "offline_steps": ("updates", "epochs"),
-    "save_dir": ("workdir",),
+    "policy_freq": ("agent.policy_delay",),
     "polyak": ("agent.target_rate",),
+    "q_agg": ("agent.aggregation",),
+    "save_dir": ("workdir",),
     "steps": ("updates", "epochs"),
-    "tau": ("agent.expectile", "agent.target_rate"),
+    "tau": ("agent.target_rate", "agent.expectile"),
+    "total_timesteps": ("steps", "updates", "epochs"),
+    "train_steps": ("updates", "steps", "epochs"),
     "updates": ("steps", "epochs"),
+    "utd_ratio": ("utd",),
+    "weight_temp": ("agent.temperature",),
 }
 
 
@@ -264,7 +285,7 @@ def with_fields(config: T, overrides: dict[str, Any], prefix: str = "") -> T:
 
 
 def canonical(config: Any, name: str, value: Any) -> Any:
-    """A field's value however it was written: 2000 for ``"2e3"``, ``"256,256"`` for ``[256, 256]``, as JSON has it.
+    """A field's value however it was written: 2000 for 2e3, ``"256,256"`` for ``[256, 256]``, as JSON has it.
 
     Raises:
       ValueError: it is of another type.

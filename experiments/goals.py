@@ -155,7 +155,7 @@ def _run(settings: Settings, config: Any, sweep: Mapping[str, list[float]], task
             "transform": transform.to_json(task.data.transform),
         },
         about={
-            "preset": presets.stored("goals", settings, "dataset"),
+            "preset": presets.stored("goals", settings, config, "dataset"),
             "action_size": task.data.loaded.spec.action_size,
             "environment": task.environment,
         },

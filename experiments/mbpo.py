@@ -112,7 +112,7 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
             identity=IDENTITY,
             card={"loss": dataclasses.asdict(settings.loss)},
             variant=settings.model_loss,
-            about={"preset": presets.stored("mbpo", settings, "env")},
+            about={"preset": presets.stored("mbpo", settings, config, "env")},
             unit="steps",
             axis="environment steps",
             leaves=(interaction.ACTORS,),

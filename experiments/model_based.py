@@ -250,7 +250,7 @@ def _run(settings: Settings, config: Config, task: common.Problem) -> run_folder
         identity=IDENTITY,
         card={"digest": task.loaded.digest, "support": task.support},
         about={
-            "preset": presets.stored("model_based", settings, "dataset"),
+            "preset": presets.stored("model_based", settings, config, "dataset"),
             "reference": task.loaded.reference,
             "environment": task.loaded.environment,
         },

@@ -164,7 +164,7 @@ def _run(
         about={
             "transform": transform.to_json(task.transform),
             "terminates": replay.terminates(task.dataset),
-            "preset": presets.stored("offline", settings, "dataset"),
+            "preset": presets.stored("offline", settings, config, "dataset"),
             **task.loaded.spec._asdict(),
             "reference": task.loaded.reference,
             "environment": task.loaded.environment,

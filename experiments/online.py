@@ -143,7 +143,7 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
             identity=IDENTITY,
             card={"transform": transform.to_json(preprocessing), "digest": loaded.digest if loaded else None},
             about={
-                "preset": presets.stored("online", settings, "env"),
+                "preset": presets.stored("online", settings, config, "env"),
                 "support": init_from.support(settings),
                 **spec._asdict(),
             },

@@ -3,13 +3,15 @@
 ``--preset=ogbench-fql`` or ``ogbench-qc`` gives it those of one comparison, a protocol, and refuses what was not in it.
 
 ``presets.yaml`` holds the numbers and where they are from. They stand where no flag says otherwise; a run prints them
-at its start and stores them with its card. Functions (``offline.run`` and so on) take settings as they are.
+at its start and stores them with its card, and what stood in their place. Functions (``offline.run`` and so on) take
+settings as they are: `resolve` makes those that a command has.
 """
 
 from __future__ import annotations
 
 import fnmatch
 import functools
+import operator
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -81,14 +83,18 @@ def find(script: str, agent: str, task: str, head: str, preset: str = PAPER) -> 
     chosen: dict[str, Any] = {}
     sources: list[str] = []
     missing: list[str] = []
+    of_heads: dict[str, bool] = {}  # a flag that is published for some heads: for this one, too?
     for block in _blocks(script):
         if (
             agent not in _several(block["agent"])
             or not families.intersection(_several(block["family"]))
-            or head not in block.get("heads", [head])
             or preset not in (NONE if block.get("explicit") else PAPER, block.get("protocol"))
         ):
             continue
+        if "heads" in block:
+            of_heads |= {name: head in block["heads"] or of_heads.get(name, False) for name in block["flags"]}
+            if head not in block["heads"]:
+                continue
         chosen |= block["flags"]
         matches = [x for pattern, x in block.get("each", {}).items() if fnmatch.fnmatchcase(name, pattern)]
         for values in matches:
@@ -96,6 +102,8 @@ def find(script: str, agent: str, task: str, head: str, preset: str = PAPER) -> 
         sources.append(block["source"])
         missing += [block["missing"]] if "missing" in block else []
         missing += [f"what was tuned for {name} alone"] if "each" in block and not matches else []
+    if of_heads and not any(of_heads.values()):
+        missing.append(f"for this head, and set by other heads': {', '.join(of_heads)}")
     return Preset(chosen, sources, missing) if chosen else None
 
 
@@ -120,10 +128,7 @@ def resolve(
         another type.
     """
     request: Any = flags.with_fields(settings, _plain(overrides))
-    known = (PAPER, *protocols(), NONE)
-    if request.preset not in known:
-        raise ValueError(f"--preset={request.preset} is none of {', '.join(known)}")
-    preset = _of_settings(script, request, task)
+    preset = of_settings(script, request, task)
     if preset is None and request.preset in protocols():
         raise ValueError(_outside(script, request, task))
     chosen = {**(preset.flags if preset else {}), **overrides, "preset": request.preset if preset else NONE}
@@ -144,27 +149,37 @@ def from_flags(
     agent_flags = {f"agent.{name}": value for name, value in flags.present(config, "agent.", values).items()}
     overrides = {**flags.present(settings, values=values), **agent_flags}
     settings, config = resolve(script, settings, config_of, task, overrides)
-    preset = stored(script, settings, task)
+    preset = stored(script, settings, config, task)
     if preset and shard.is_main():
         published = {name: _text(_value(value, settings)) for name, value in preset["flags"].items()}
         chosen = " ".join(f"--{name}={text}" for name, text in published.items())
         print(f"published settings ({'; '.join(preset['sources'])}): {chosen}", file=sys.stderr)
-        if replaced := [name for name, text in published.items() if _text(overrides.get(name, text)) != text]:
-            print(f"replaced by flags: {', '.join(replaced)}", file=sys.stderr)
+        if preset["replaced"]:
+            print(f"replaced by flags: {', '.join(preset['replaced'])}", file=sys.stderr)
         if preset["missing"]:
             print(f"published otherwise: {'; '.join(preset['missing'])}", file=sys.stderr)
     return settings, config
 
 
-def stored(script: str, settings: Any, task: str) -> dict[str, Any] | None:
-    """What a run's card says of the preset that its settings were resolved with, by name; None if it was none."""
-    preset = _of_settings(script, settings, task)
-    return {"name": settings.preset, **preset._asdict()} if preset else None
+def stored(script: str, settings: Any, config: Any, task: str) -> dict[str, Any] | None:
+    """What a run's card says of the preset that its settings name, and what stands in its place; None for none.
+
+    Settings that were not made by `resolve` may have the name alone: then all is ``replaced``.
+
+    Raises:
+      ValueError: an unknown preset.
+    """
+    preset = of_settings(script, settings, task)
+    if preset is None:
+        return None
+    published, chosen = _values(*usual(script, settings, config, task)), _values(settings, config)
+    replaced = {name: chosen[name] for name in preset.flags if _text(chosen[name]) != _text(published[name])}
+    return {"name": settings.preset, **preset._asdict(), "replaced": replaced}
 
 
 def usual(script: str, settings: S, config: T, task: str) -> tuple[S, T]:
     """What settings and hyper-parameters are where no flag is given but those that choose agent, task and preset."""
-    preset = _of_settings(script, settings, task)
+    preset = of_settings(script, settings, task)
     chosen = preset.flags if preset else {}
     agent_flags = {name: _value(x, settings) for name, x in _agent_flags(chosen).items()}
     return (
@@ -173,8 +188,17 @@ def usual(script: str, settings: S, config: T, task: str) -> tuple[S, T]:
     )
 
 
-def _of_settings(script: str, settings: Any, task: str) -> Preset | None:
-    """The preset that ``settings`` name; None for none."""
+def _values(settings: Any, config: Any) -> dict[str, Any]:
+    """{flag: value}."""
+    of_agent = {f"agent.{name}": operator.attrgetter(name)(config) for name in flags.names(config)}
+    return {name: operator.attrgetter(name)(settings) for name in flags.names(settings)} | of_agent
+
+
+def of_settings(script: str, settings: Any, task: str) -> Preset | None:
+    """The preset that ``settings`` name; None for none. Raises ValueError if it is unknown."""
+    known = (PAPER, *protocols(), NONE)
+    if settings.preset not in known:
+        raise ValueError(f"--preset={settings.preset} is none of {', '.join(known)}")
     if settings.preset == NONE:
         return None
     return find(script, settings.agent, getattr(settings, task), settings.head, settings.preset)

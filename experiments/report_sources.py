@@ -175,5 +175,5 @@ def _differences(
     preset = {name: x for name, x in part.parameters.items() if name in chosen}
     if changed := report_runs.changed(part._replace(parameters=preset), part, script.length, *_SCORING):
         differs.append(f"other settings than published ({' '.join(changed)})")
-    published = presets.stored(part.script, settings, script.task) or {"missing": []}
-    return differs + [f"not here: {text}" for text in published["missing"]]
+    published = presets.of_settings(part.script, settings, script.task)
+    return differs + [f"not here: {text}" for text in (published.missing if published else ())]

@@ -334,7 +334,9 @@ def test_defaults_are_what_parsing_nothing_gives() -> None:
         (["--learning_rate=1e-3"], "did you mean --agent.learning_rate?"),
         (["--lerning_rate=1e-3"], "did you mean --agent.learning_rate?"),
         (["--agent.gamma=0.9"], "did you mean --agent.discount?"),
-        (["--agent.tau=0.9"], "did you mean --agent.expectile?"),
+        (["--agent.tau=0.9"], "did you mean --agent.target_rate?"),
+        (["--iql_tau=0.9"], "did you mean --agent.expectile?"),
+        (["--n_steps=100"], "did you mean --updates?"),
         (["--network.activation=gelu"], "did you mean --agent.network.activation?"),
         (["--env=Hopper-v5"], "did you mean --environment?"),
         (["--steps=100"], "did you mean --updates?"),
@@ -795,6 +797,8 @@ def test_the_flag_of_a_refused_file_is_one_that_scripts_have(tmp_path: Path) -> 
     for flag in ("n_step", "chunk"):
         with pytest.raises(ValueError, match=rf"--{flag}=3 is of steps .* in no order: leave it out"):
             common.rows(dataclasses.replace(of_log, **{flag: 3}), config(), shuffled)
+    with pytest.raises(ValueError, match=r"--chunk=3 is of steps .* in no order"):  # and not of one step
+        common.value_bounds(shuffled, 3, 0.99, 0.9)
 
 
 def test_supports_hold_the_ends_that_targets_add(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fnmatch
 import functools
 import json
@@ -197,7 +198,7 @@ def test_a_protocol_is_followed_by_name_and_refuses_what_it_does_not_have() -> N
     settings, config = command_line("--agent=fql", *arguments)
     assert (config.alpha, config.aggregation, config.discount) == (10.0, "min", 0.995)
     assert settings.preset == "ogbench-fql" and settings.updates == 1_000_000
-    stored = presets.stored("offline", settings, "dataset")
+    stored = presets.stored("offline", settings, config, "dataset")
     assert stored and "FQL" in stored["sources"][0]
     elsewhere = (arguments[0], "--dataset=pen-human-v1")
     for argv, known in (
@@ -245,7 +246,7 @@ def test_q_chunking_is_a_protocol_of_its_own_that_nothing_but_its_name_brings() 
         "best_of",
         100,
     )
-    stored = presets.stored("offline", settings, "dataset")
+    stored = presets.stored("offline", settings, config, "dataset")
     assert stored and stored["name"] == "ogbench-qc" and stored["sources"][0].startswith("QC")
     for preset in ("paper", "ogbench-fql"):
         settings, config = command_line("--agent=fql", f"--preset={preset}", task)
@@ -286,4 +287,23 @@ def test_a_run_stores_its_preset_with_the_source(tmp_path: Path, monkeypatch: py
     result = offline.run(settings, config)
     assert result["settings"]["batch_size"] == 8
     stored = json.loads((tmp_path / log.CONFIG).read_text())["config"]["preset"]
-    assert stored == {"name": "paper", "flags": block["flags"], "sources": ["table 1"], "missing": []}
+    published = {"name": "paper", "flags": block["flags"], "sources": ["table 1"], "missing": []}
+    assert stored == {**published, "replaced": {}}
+    # Settings that were not made by `resolve` may have its name.
+    by_hand = offline.Settings(agent="bc", preset="paper", batch_size=9)
+    assert presets.stored("offline", by_hand, config, "dataset") == {
+        **published,
+        "replaced": {"batch_size": 9},
+    }
+    with pytest.raises(ValueError, match="--preset=papr is none of paper, "):
+        presets.stored("offline", dataclasses.replace(by_hand, preset="papr"), config, "dataset")
+
+
+def test_what_is_published_for_other_heads_is_said_to_be_missing() -> None:
+    own = presets.find("online", "dqn", "ALE/Pong-v5", "docs.example_head.gaussian")
+    assert own and "agent.learning_rate" not in own.flags
+    assert own.missing[-1].startswith(
+        "for this head, and set by other heads': agent.learning_rate, agent.critic_"
+    )
+    known = presets.find("online", "dqn", "ALE/Pong-v5", "c51")
+    assert known and not any("for this head" in text for text in known.missing)
