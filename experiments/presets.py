@@ -103,7 +103,7 @@ def find(script: str, agent: str, task: str, head: str, preset: str = PAPER) -> 
         missing += [block["missing"]] if "missing" in block else []
         missing += [f"what was tuned for {name} alone"] if "each" in block and not matches else []
     if of_heads and not any(of_heads.values()):
-        missing.append(f"for this head, and set by other heads': {', '.join(of_heads)}")
+        missing.append(f"what is published for other heads alone: {', '.join(of_heads)}")
     return Preset(chosen, sources, missing) if chosen else None
 
 

@@ -303,7 +303,7 @@ def test_what_is_published_for_other_heads_is_said_to_be_missing() -> None:
     own = presets.find("online", "dqn", "ALE/Pong-v5", "docs.example_head.gaussian")
     assert own and "agent.learning_rate" not in own.flags
     assert own.missing[-1].startswith(
-        "for this head, and set by other heads': agent.learning_rate, agent.critic_"
+        "what is published for other heads alone: agent.learning_rate, agent.critic_"
     )
     known = presets.find("online", "dqn", "ALE/Pong-v5", "c51")
-    assert known and not any("for this head" in text for text in known.missing)
+    assert known and not any("other heads" in text for text in known.missing)
