@@ -83,7 +83,8 @@ def find(script: str, agent: str, task: str, head: str, preset: str = PAPER) -> 
     chosen: dict[str, Any] = {}
     sources: list[str] = []
     missing: list[str] = []
-    of_heads: dict[str, bool] = {}  # a flag that is published for some heads: for this one, too?
+    of_others: list[str] = []  # flags that are published for some heads
+    has_own = False  # something is published for this head alone, or for it and some others
     for block in _blocks(script):
         if (
             agent not in _several(block["agent"])
@@ -91,10 +92,10 @@ def find(script: str, agent: str, task: str, head: str, preset: str = PAPER) -> 
             or preset not in (NONE if block.get("explicit") else PAPER, block.get("protocol"))
         ):
             continue
-        if "heads" in block:
-            of_heads |= {name: head in block["heads"] or of_heads.get(name, False) for name in block["flags"]}
-            if head not in block["heads"]:
-                continue
+        if head not in block.get("heads", [head]):
+            of_others += block["flags"]
+            continue
+        has_own |= "heads" in block
         chosen |= block["flags"]
         matches = [x for pattern, x in block.get("each", {}).items() if fnmatch.fnmatchcase(name, pattern)]
         for values in matches:
@@ -102,8 +103,8 @@ def find(script: str, agent: str, task: str, head: str, preset: str = PAPER) -> 
         sources.append(block["source"])
         missing += [block["missing"]] if "missing" in block else []
         missing += [f"what was tuned for {name} alone"] if "each" in block and not matches else []
-    if of_heads and not any(of_heads.values()):
-        missing.append(f"what is published for other heads alone: {', '.join(of_heads)}")
+    if of_others and not has_own:
+        missing.append(f"what is published for other heads alone: {', '.join(dict.fromkeys(of_others))}")
     return Preset(chosen, sources, missing) if chosen else None
 
 

@@ -68,27 +68,22 @@ def test_evaluation_is_the_sum_over_all_paths(horizon: int, factors: int) -> Non
     np.testing.assert_allclose(env.kernel.sum(-1), 1)
     np.testing.assert_allclose(env.features.sum(-1), 1)
     features, kernel, theta = env.features, env.kernel, env.theta
-    mass, expected, square = np.eye(factors + 1)[0], 0.0, 0.0
+    mass, expected = np.eye(factors + 1)[0], 0.0
     for h in range(horizon):  # forwards, by the distribution over states
         joint = mass[:, None] * policy[h]
         expected += (joint * (features @ theta[h])).sum()
         mass = np.einsum("sa,sad,dt->t", joint, features, kernel[h])
     np.testing.assert_allclose(evaluate(env, policy), expected, atol=1e-12)
-    for action, following in (
-        itertools.product(
-            itertools.product(range(3), repeat=horizon), itertools.product(range(factors + 1), repeat=horizon)
-        )
-        if horizon < 4
-        else ()
-    ):
-        state, chance, earned = 0, 1.0, 0.0
-        for h in range(horizon):
-            phi = features[state, action[h]]
-            chance *= policy[h][state, action[h]] * (phi @ kernel[h])[following[h]]
-            state, earned = following[h], earned + phi @ theta[h]
-        square += chance * earned**2
     spread = variance(env, policy)
-    if horizon < 4:
+    if horizon < 4:  # or there are too many
+        square, states = 0.0, range(factors + 1)
+        for path in itertools.product(itertools.product(range(3), states), repeat=horizon):
+            state, chance, earned = 0, 1.0, 0.0
+            for h, (action, following) in enumerate(path):
+                phi = features[state, action]
+                chance *= policy[h][state, action] * (phi @ kernel[h])[following]
+                state, earned = following, earned + phi @ theta[h]
+            square += chance * earned**2
         np.testing.assert_allclose(spread, square - expected**2, atol=1e-12)
     sampled = np.asarray(returns(env, jax.random.key(1), 40_000, policy))
     np.testing.assert_allclose(sampled.mean(), expected, atol=5 * sampled.std() / 200)

@@ -142,20 +142,18 @@ def evaluate(env: AmericanPut, start: Array, hold: Array) -> Array:
     Raises:
       ValueError: ``hold`` is of another horizon.
     """
-    _square(env, hold)
-
     return _moments(env, start, hold)[0]
 
 
 def variance(env: AmericanPut, start: Array, hold: Array) -> Array:
     """The exact variance [] of an episode's payoff; arguments and errors are those of `evaluate`."""
-    _square(env, hold)
     mean, square = _moments(env, start, hold)
     return jnp.maximum(square - mean**2, 0.0)  # rounding
 
 
 def _moments(env: AmericanPut, start: Array, hold: Array) -> Array:
     """The expected payoff and its expected square, [2]."""
+    _square(env, hold)
 
     def step(moments: Array, now: tuple[Array, Array]) -> tuple[Array, None]:
         price, hold = now

@@ -238,18 +238,10 @@ class _Copies:
         for i in np.flatnonzero(active):
             earned: Any
             observation, earned, terminated[i], truncated[i], info = self._envs[i].step(actions[i])
-            if np.ndim(earned):
-                raise ValueError(
-                    f"environment {self._name!r} returned a reward of shape {np.shape(earned)}: it must be a number"
-                )
-            reward[i] = earned
+            reward[i] = self._number("returned a reward", earned)
             self._hold(int(i), observation)
             reported = info.get("success", info.get("is_success", np.nan))
-            if np.ndim(reported):
-                raise ValueError(
-                    f"environment {self._name!r} reported a success of shape {np.shape(reported)}: it must be a number"
-                )
-            success[i] = reported
+            success[i] = self._number("reported a success", reported)
         return self._observation, reward, terminated, truncated, success
 
     def snapshot(self) -> list[snapshots.Snapshot | str]:
@@ -269,6 +261,13 @@ class _Copies:
     def close(self) -> None:
         for env in self._envs:
             env.close()
+
+    def _number(self, what: str, value: Any) -> Any:
+        if np.ndim(value):
+            raise ValueError(
+                f"environment {self._name!r} {what} of shape {np.shape(value)}: it must be a number"
+            )
+        return value
 
     def _hold(self, i: int, observation: Any) -> None:
         for rows, row in zip(nest.leaves(self._observation), nest.leaves(observation), strict=True):
