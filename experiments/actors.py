@@ -55,9 +55,14 @@ def choose(returns: np.ndarray, snapshots: int) -> Choice:
     """The snapshots to keep by their mean returns [S] in the order of training.
 
     Raises:
-      ValueError: no snapshot but the expert comes near a third of its return.
+      ValueError: no return is positive, or no snapshot but the expert comes near a third of its return.
     """
     expert = int(returns.argmax())
+    if not returns[expert] > 0:
+        raise ValueError(
+            f"the best snapshot's mean return is {returns[expert]:g}: the medium policy is the one nearest to a third "
+            "of it, which needs a positive return"
+        )
     goal = returns[expert] / 3
     reached = int(np.argmax(returns >= goal))
     medium = int(np.abs(returns[: reached + 1] - goal).argmin())

@@ -376,7 +376,8 @@ def reporting(main: Callable[[list[str]], None]) -> Callable[[list[str]], None]:
             raise SystemExit(130) from None
         except KeyboardInterrupt:
             print(
-                "stopped; the same command starts from the last checkpoint, if there is one", file=sys.stderr
+                "stopped; the same command, without --overwrite, starts from the last checkpoint, if there is one",
+                file=sys.stderr,
             )
             _flush()
             os._exit(130)  # a program may still run on the device, and Python's exit take its memory away
@@ -476,6 +477,11 @@ def _kind(config: Any, name: str) -> _Kind:
     outer, _, inner = name.rpartition(".")
     owner = _field(config, outer) if outer else config
     default = getattr(owner, inner)
+    if not next(field.init for field in dataclasses.fields(owner) if field.name == inner):
+        raise ValueError(
+            f"{type(config).__module__}: the field {name!r} has init=False, so that no run's card could be read again: "
+            "make it a property"
+        )
     annotation = _annotations(owner.__class__).get(inner, type(default))
     parts = typing.get_args(annotation)
     others = [part for part in parts if part is not types.NoneType]

@@ -147,7 +147,7 @@ def in_chunks(learner: Learner, spec: Spec, length: int, replan_every: int = 0) 
     Raises:
       ValueError: as `chunked`.
     """
-    if length == 1:
+    if length == 1 and replan_every in (0, 1):
         return learner
     policy = lambda act: act and chunked(act, spec, length, replan_every)
     return learner._replace(actor=policy(learner.act), explorer=policy(learner.explore))

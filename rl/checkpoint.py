@@ -86,16 +86,15 @@ def save(
     }
     partial = folder / f"{step}.saving"
     try:
-        if jax.process_index() == 0:
-            folder.mkdir(parents=True, exist_ok=True)
-            shutil.rmtree(partial, ignore_errors=True)
-        _wait_for_all(f"{partial} may be written")
-        _write_arrays(partial / _ARRAYS, leaves)
-        if jax.process_index() == 0:
-            _seal(partial, record)
-    except BaseException as error:
-        if jax.process_index() == 0:
-            _remove(partial)
+        with _removed_on_failure(partial):
+            if jax.process_index() == 0:
+                folder.mkdir(parents=True, exist_ok=True)
+                shutil.rmtree(partial, ignore_errors=True)
+            _wait_for_all(f"{partial} may be written")
+            _write_arrays(partial / _ARRAYS, leaves)
+            if jax.process_index() == 0:
+                _seal(partial, record)
+    except Exception as error:
         if _is_disk_full(error):
             raise CheckpointError(_disk_full(folder, step, leaves)) from error
         raise
@@ -104,6 +103,13 @@ def save(
         shutil.rmtree(folder / str(step), ignore_errors=True)
         os.rename(partial, folder / str(step))
         _prune(folder, step, keep)
+        later = [number for number, path in _candidates(folder) if number > step]
+        if later and not isinstance(_inspect(folder / str(later[0])), str):
+            warnings.warn(
+                f"{folder} holds a checkpoint of step {later[0]}, too, which restore returns, and not this one of step "
+                f"{step}: remove what is of an earlier training, or save each training in a folder of its own",
+                stacklevel=2,
+            )
     _wait_for_all(f"{partial} is in place")
 
 
@@ -314,8 +320,7 @@ def _parse(described: str) -> np.ndarray | jax.ShapeDtypeStruct:
 def _write_arrays(path: Path, leaves: Mapping[str, Any]) -> None:
     from orbax.checkpoint import v1 as ocp
 
-    with _without_tracebacks():
-        ocp.save(path, {name: leaf for name, leaf in leaves.items() if leaf.size})
+    ocp.save(path, {name: leaf for name, leaf in leaves.items() if leaf.size})
 
 
 def _read_arrays(path: Path, wanted: Mapping[str, Any], *, partly: bool = False) -> dict[str, Any]:
@@ -345,8 +350,12 @@ def _empty(leaf: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _without_tracebacks() -> Iterator[None]:
-    """Orbax logs a failed write once per thread that saw it; the exception says it once."""
+def _removed_on_failure(partial: Path) -> Iterator[None]:
+    """Removes ``partial`` if its writing fails, and hides what Orbax logs meanwhile.
+
+    That is a traceback once per thread which saw the failure, or which finds its folder gone a moment later; the
+    exception says it once.
+    """
     logger = logging.getLogger("absl")
 
     def below_error(record: logging.LogRecord) -> bool:
@@ -355,6 +364,10 @@ def _without_tracebacks() -> Iterator[None]:
     logger.addFilter(below_error)
     try:
         yield
+    except BaseException:
+        if jax.process_index() == 0:
+            _remove(partial)
+        raise
     finally:
         logger.removeFilter(below_error)
 
@@ -507,5 +520,5 @@ def _disk_full(folder: Path, step: int, leaves: Mapping[str, Any]) -> str:
     return (
         f"disk full: the checkpoint of step {step} needs up to {tenths / 10} MiB in {folder}, and "
         f"{free / 2**20:.1f} MiB are free. Earlier checkpoints are untouched: free some space and start the same "
-        "command again, which resumes from the newest."
+        "command again, without --overwrite, which would remove them; it resumes from the newest."
     )

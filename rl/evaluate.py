@@ -56,23 +56,18 @@ class _Tally:
         return over & self.active
 
     def scores(self, name: str) -> dict[str, np.ndarray]:
-        """By name, [C, R].
-
-        Raises:
-            ValueError: the environment, ``name``, reported success in some episodes, and at the last step of others
-                not.
-        """
+        """By name, [C, R]; warns if the environment, ``name``, reported success in some episodes, and in others not."""
         scores = {"return": self.returns, "length": self.length}
         if np.isnan(self.success).all():
             return scores
-        missing = np.isnan(self.final_success)
-        if missing.any():
-            raise ValueError(
-                f'environment {name!r} reported info["success"] at the last step of {np.count_nonzero(~missing)} of '
-                f"{missing.size} episodes only: what share succeeds cannot be said; report it at every step, False "
-                "where there is none"
+        if np.isnan(self.final_success).any():
+            warnings.warn(
+                f'environment {name!r} reports info["success"] at the last step of some episodes only: where it does '
+                "not, that counts as no success",
+                stacklevel=3,
             )
-        return scores | {"success": self.success, "final_success": self.final_success}
+        successes = {"success": self.success, "final_success": self.final_success}
+        return scores | {what: np.nan_to_num(score) for what, score in successes.items()}
 
 
 class Evaluator:
@@ -106,12 +101,12 @@ class Evaluator:
 
         Returns:
             {name: [S, episodes]}: ``return`` and ``length``; ``normalized_return`` if there is a reference;
-            ``success`` and ``final_success``, 0 or 1, if the environment reports success.
+            ``success`` and ``final_success``, between 0 and 1, if the environment reports success in any episode; 0
+            of those in which it does not.
 
         Raises:
             FloatingPointError: a policy returned NaN or an infinite action, or the environment such a reward or
                 observation.
-            ValueError: the environment reports success in some episodes, and at the last step of others not.
             RuntimeError: an environment failed or its worker died.
         """
         count, rounds = self._seeds * self._copies, self._rounds

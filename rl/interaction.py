@@ -190,10 +190,11 @@ class Trainer:
             )
             self._join(joining)
             self.action = np.asarray(action)
-            self.whole = True
             if learning and not self._learning:
+                # Before `whole`: what was learned from chunks that are refused must not be saved.
                 buffers.check_chunks(self._view, self.carry.memory)
                 self._learning = True
+            self.whole = True
             if bar is not None:
                 bar.update(self._environments)
 

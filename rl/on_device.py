@@ -120,10 +120,11 @@ class Trainer:
                 raise FloatingPointError(
                     f"the environment returned a reward or an observation that is not finite, before step {self.step}"
                 )
-            self.whole = True
             if learning and not self._learning:
+                # Before `whole`: what was learned from chunks that are refused must not be saved.
                 buffers.check_chunks(self._view, self.carry.memory)
                 self._learning = True
+            self.whole = True
             if bar is not None:
                 bar.update(count * self._environments)
 

@@ -43,7 +43,8 @@ def summary(
 ) -> dict[str, Any]:
     """Last, best and selected scores of every metric that a run logged, with 95 % intervals over seeds.
 
-    Intervals are Student's, and `rl.statistics.rate_interval`'s of success rates, which stay within 0 and 1.
+    Intervals are Student's, and `rl.statistics.rate_interval`'s of success rates, which stay within 0 and 1. Where a
+    run reported success at some evaluations only, at the others there was none.
 
     Args:
       rows: of the run's log, as `scored_rows` reads them.
@@ -52,7 +53,7 @@ def summary(
     """
     scores: dict[str, Any] = {}
     for name in SCORES:
-        history = np.asarray([row[f"eval/{name}"] for row in rows if f"eval/{name}" in row], float)
+        history = _history(rows, name)
         if not history.size:
             continue
         history = np.split(history, parts, 1)[part]
@@ -72,6 +73,16 @@ def summary(
             for which, score in choices.items()
         }
     return scores
+
+
+def _history(rows: Sequence[Mapping[str, Any]], name: str) -> np.ndarray:
+    """A score at every evaluation that has it, [T, S, episodes]; success at all of them, if at any."""
+    reported = [row[f"eval/{name}"] for row in rows if f"eval/{name}" in row]
+    if name in RATES and reported:
+        evaluations = [row for row in rows if any(f"eval/{score}" in row for score in SCORES)]
+        none = np.zeros_like(reported[0], float)
+        reported = [row.get(f"eval/{name}", none) for row in evaluations]
+    return np.asarray(reported, float)
 
 
 def scores_of(

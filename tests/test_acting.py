@@ -16,6 +16,7 @@ from rl.envs.stream import Stream
 from rl.interaction import Trainer
 from rl.replay.transform import Transform
 from rl.types import Actor, Learner, Spec, State
+from rl.values import heads
 
 COUNTDOWN = "toy_environments:Countdown-v0"  # observes (steps left, ...); pays 1 + 3 times the action
 LENGTH = 3  # of a chunk
@@ -82,6 +83,8 @@ def test_memory_starts_anew_with_every_episode_of_every_environment(which: str) 
 def test_no_more_of_a_chunk_can_be_executed_than_it_has(replan_every: int) -> None:
     with pytest.raises(ValueError, match=rf"replan_every={replan_every} .* 0 and .* chunk, {LENGTH}"):
         acting.chunked(plan, Spec((2,), 1), LENGTH, replan_every)
+    with pytest.raises(ValueError, match=rf"replan_every={replan_every} .* chunk, 1:"):
+        acting.in_chunks(bc.make(bc.Config(), Spec((2,), 1), heads.scalar()), Spec((2,), 1), 1, replan_every)
 
 
 def test_plans_are_made_in_groups_where_one_is_due_and_nowhere_else() -> None:

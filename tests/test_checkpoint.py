@@ -395,6 +395,23 @@ def test_disk_full_removes_the_partial_and_keeps_the_rest(folder: Path, monkeypa
     assert checkpoint.restore(folder, make_state(), CARD)[1] == 200
 
 
+def test_one_of_an_earlier_step_is_saved_with_a_warning_unless_the_later_one_is_damaged(tmp_path: Path):
+    for step in (300, 200):
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            checkpoint.save(tmp_path, step, make_state(step), CARD)
+        assert [str(w.message).partition(", too")[0] for w in seen] == [
+            f"{tmp_path} holds a checkpoint of step 300"
+        ] * (step == 200)
+    assert checkpoint.restore(tmp_path, make_state(), CARD)[1] == 300
+    next(
+        path for path in (tmp_path / "300").rglob("*") if path.is_file() and path.stat().st_size
+    ).write_bytes(b"")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        checkpoint.save(tmp_path, 250, make_state(), CARD)
+
+
 def test_a_disk_that_is_really_full(tmp_path: Path, caplog):
     disk = tmp_path / "disk"
     disk.mkdir()

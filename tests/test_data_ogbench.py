@@ -348,6 +348,16 @@ def test_a_single_array_is_refused(tmp_path):
         data.load(str(tmp_path / "mine.npz"))
 
 
+def test_timeouts_alone_mark_the_last_states_too(tmp_path):
+    usual = write(tmp_path / "usual.npz")
+    with np.load(usual) as arrays:
+        others = {name: arrays[name] for name in ("observations", "actions")}
+        np.savez(tmp_path / "own.npz", timeouts=arrays["terminals"], **others)
+    expected, actual = (data.load(str(path)).dataset for path in (usual, tmp_path / "own.npz"))
+    np.testing.assert_array_equal(actual.last, expected.last)
+    np.testing.assert_array_equal(actual.transitions.observation, expected.transitions.observation)
+
+
 def test_a_missing_key_is_named(tmp_path):
     np.savez(tmp_path / "mine.npz", observations=np.zeros((3, 2), np.float32), actions=np.zeros((3, 2)))
     with pytest.raises(DataError, match="no 'terminals'; the file holds actions, observations"):

@@ -359,7 +359,7 @@ BAD = {
     ),
     "vectors of bytes": (
         replace("observations", {"ram": np.zeros((7, 9), np.uint8)}),
-        r"observations\['ram'\] are uint8 vectors, .*: save them as float32, scaled",
+        r"observations\['ram'\] are uint8 vectors, .*: save them as float32, .* divided by 255",
     ),
     "channels first": (
         replace("observations", {"eye": np.zeros((7, 4, 9, 8), np.uint8)}),

@@ -196,6 +196,10 @@ def test_observations_become_float32_histories_keep_their_axes_and_images_stay(w
         observation, _ = env.reset()
         assert (observation.shape, observation.dtype) == (seen, np.float32)
         assert env.observation_space.contains(observation)
+    for high in (255, 1):  # bytes, and bits
+        vector = with_spaces(spaces.Box(0, high, (64,), np.uint8), TWO)
+        assert vector.reset()[0].dtype == np.float32
+        np.testing.assert_array_equal(vector.observation(np.full(64, high, np.uint8)), np.ones(64))
     image = with_spaces(spaces.Box(0, 255, (8, 8, 3), np.uint8), TWO)
     observation, _ = image.reset()
     assert (observation.shape, observation.dtype) == ((8, 8, 3), np.uint8)
@@ -225,7 +229,7 @@ def test_dictionaries_of_many_copies_are_dictionaries_of_rows() -> None:
         np.testing.assert_array_equal(before["task"]["goal"][0], before["task"]["goal"][2])
         assert (before["task"]["goal"][0] != before["task"]["goal"][1]).all()
         np.testing.assert_array_equal(before["clock"], np.zeros((3, 1), np.uint8))
-        np.testing.assert_array_equal(after["clock"][:, 0], [1, 0, 1])
+        np.testing.assert_allclose(after["clock"][:, 0], np.float32([1, 0, 1]) / 255)  # of a byte
         np.testing.assert_array_equal(after["task"]["last"][:, 0], [0.5, 0, 0.5])
 
 

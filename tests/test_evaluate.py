@@ -106,14 +106,19 @@ def test_success_is_absent_where_it_is_not_reported() -> None:
         assert set(evaluator(jnp.zeros(1))) == {"return", "length"}
 
 
-def test_success_that_is_reported_only_where_it_is_true_is_refused() -> None:
+def test_success_that_is_reported_only_where_it_is_true_counts_as_none_elsewhere() -> None:
     """The share of episodes that succeed would be of those alone that did, or NaN when the run is summed up."""
     rare = "toy_environments:CountdownRare-v0"
     with (
         evaluate.evaluator(act, rare, seeds=1, episodes=20, processes=0) as evaluator,
-        pytest.raises(ValueError, match=r"CountdownRare-v0' reported .* of \d+ of 20 episodes only"),
+        pytest.warns(UserWarning, match=r"CountdownRare-v0' reports .* that counts as no success"),
     ):
-        evaluator(jnp.zeros(1))
+        scores = evaluator(jnp.zeros(1))
+    with evaluate.evaluator(act, COUNTDOWN, seeds=1, episodes=20, processes=0) as evaluator:
+        expected = evaluator(jnp.zeros(1))
+    assert 0 < scores["final_success"].sum() < 20
+    for name in ("success", "final_success"):
+        np.testing.assert_array_equal(scores[name], expected[name])
 
 
 def test_two_processes_give_what_one_gives() -> None:

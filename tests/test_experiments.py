@@ -458,6 +458,13 @@ def test_a_field_of_which_no_flag_can_be_made_is_named(kind: Any, default: Any, 
             read(config())
 
 
+def test_a_field_that_nobody_can_choose_is_refused_before_a_run_has_it_on_its_card() -> None:
+    derived = dataclasses.field(init=False, default=0)
+    config = dataclasses.make_dataclass("Config", [("area", int, derived)])
+    with pytest.raises(ValueError, match=r"'area' has init=False, .* make it a property"):
+        flags.check(config())
+
+
 def test_help_whose_reader_has_closed_the_pipe_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in ``--help | head``."""
 

@@ -146,6 +146,19 @@ def test_intervals_of_success_rates_stay_within_0_and_1(tmp_path: Path) -> None:
     assert 0 < low < 11 / 12 < high <= 1
 
 
+def test_evaluations_without_a_report_of_success_had_none_where_others_have(tmp_path: Path) -> None:
+    """An environment that reports success only where there is one; estimates are of all evaluations."""
+    lines: list[dict[str, Any]] = [
+        {"step": step, "eval/return": [[float(step)]] * 2, "eval/fitted_q": [estimate, -estimate]}
+        for step, estimate in ((5, 2.0), (10, 1.0))
+    ]
+    lines[1]["eval/success"] = [[1.0], [0.5]]
+    (tmp_path / log.METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    success = outcomes.summary(outcomes.scored_rows(tmp_path))["success"]
+    assert success["last"]["per_seed"].tolist() == [1.0, 0.5]
+    assert success["selected"]["per_seed"].tolist() == [0.0, 0.5]  # by the estimates, seed by seed
+
+
 def test_a_result_has_the_interquartile_mean_over_seeds(tmp_path: Path) -> None:
     """Of four seeds the middle two count, which is not their mean: first_run.md tells users to find it there."""
     with log.open_run(tmp_path, {}, tensorboard=False) as record:

@@ -56,7 +56,7 @@ def adam(settings: Adam, rate: float, params: Any, gradients: list[Any]) -> Any:
         Adam(epsilon=0.1),
         Adam(clip=1.0, learning_rate=0.02),
         Adam(weight_decay=0.3),
-        Adam(warm_up=4),
+        Adam(warm_up=9, decay_updates=6),
         Adam("cosine", 6),
         Adam("cosine", 7, 2, 0.5, 0.2, 1e-3),
     ],
@@ -128,7 +128,7 @@ def test_schedules_count_the_agents_updates_where_a_network_moves_on_every_secon
     [
         ({"schedule": "cos"}, r"schedule='cos': did you mean 'cosine'\? choose one of constant, cosine"),
         ({"warm_up": -1}, "warm_up=-1 must be at least 0"),
-        ({"warm_up": 5, "decay_updates": 5}, "warm_up=5 .* less than decay_updates=5"),
+        ({"schedule": "cosine", "warm_up": 5, "decay_updates": 5}, "warm_up=5 .* less than decay_updates=5"),
         ({"clip": -1.0}, "clip=-1.0 must be at least 0"),
         ({"weight_decay": -0.1}, "weight_decay=-0.1 must be at least 0"),
         *(

@@ -254,13 +254,19 @@ def test_a_reward_that_is_not_finite_is_an_error_that_says_where() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "what"), [("Reward", "returned a reward"), ("Success", "reported a success")]
+    ("name", "what"),
+    [
+        ("ArrayReward", r"returned a reward of shape \(1,\)"),
+        ("ArraySuccess", r"reported a success of shape \(1,\)"),
+        ("CountSuccess", "reported a success of 2: it must lie between 0 and 1"),
+    ],
 )
-def test_a_reward_or_a_success_that_is_an_array_is_named(name: str, what: str) -> None:
-    with stream(f"toy_environments:Array{name}-v0", 1) as running:
-        message = rf"environment 'toy_environments:Array{name}-v0' {what} of shape \(1,\)"
-        with pytest.raises(ValueError, match=message):
-            running.step(np.zeros((1, 1)))
+def test_a_reward_or_a_success_that_is_no_number_in_its_range_is_named(name: str, what: str) -> None:
+    with (
+        stream(f"toy_environments:{name}-v0", 1) as running,
+        pytest.raises(ValueError, match=f"environment 'toy_environments:{name}-v0' {what}"),
+    ):
+        running.step(np.zeros((1, 1)))
 
 
 def test_an_observation_that_is_not_finite_is_one_too() -> None:

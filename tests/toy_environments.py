@@ -66,7 +66,9 @@ class Mortal(gymnasium.Env):
 
 
 class Poisoned(gymnasium.Env):
-    """At its second step ``part``, reward or observation, is NaN; or the shape of the reward or of success is wrong."""
+    """At its second step ``part``, reward or observation, is NaN; or the reward or success is wrong in its shape,
+    or success in its range.
+    """
 
     observation_space = spaces.Box(-1, 1, (1,), np.float32)
     action_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
@@ -84,7 +86,8 @@ class Poisoned(gymnasium.Env):
         ill = np.float32(np.nan if self.time == 2 else 0.0)
         observation = np.full(1, ill if self.part == "observation" else 0.0, np.float32)
         reward = np.zeros(1) if self.part == "shape" else float(ill if self.part == "reward" else 0.0)
-        return observation, reward, False, False, {"success": [False]} if self.part == "success" else {}
+        success = {"success": {"success": [False]}, "count": {"success": 2}}
+        return observation, reward, False, False, success.get(self.part, {})
 
 
 class Spaces(gymnasium.Env):
@@ -238,6 +241,7 @@ gymnasium.register("NanReward-v0", Poisoned, max_episode_steps=3, kwargs={"part"
 gymnasium.register("NanObservation-v0", Poisoned, max_episode_steps=3, kwargs={"part": "observation"})
 gymnasium.register("ArrayReward-v0", Poisoned, kwargs={"part": "shape"})
 gymnasium.register("ArraySuccess-v0", Poisoned, kwargs={"part": "success"})
+gymnasium.register("CountSuccess-v0", Poisoned, kwargs={"part": "count"})
 gymnasium.register("Mortal-v0", Mortal, max_episode_steps=5)
 gymnasium.register("Modules-v0", Modules)
 gymnasium.register("Goal-v0", Goal)

@@ -87,7 +87,7 @@ def make(config: Config, lm: LM, head: ValueHead, optimiser: Optimiser | None = 
     Raises:
       ValueError: a bias of a head whose outputs are logits.
     """
-    if config.bias and not head.are_values:
+    if not is_off(config.bias) and not head.are_values:
         raise ValueError(
             f"bias={config.bias:g} would be added to every logit of a categorical head, which changes no value: leave "
             "it out, and give the head its start (--head_start)"

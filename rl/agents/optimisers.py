@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from rl.agents.state import is_off
 from rl.settings import require_choice
 from rl.types import Array
 
@@ -38,10 +39,10 @@ class Adam:
 
     def __post_init__(self) -> None:
         require_choice("schedule", self.schedule, SCHEDULES)
-        if not 0 <= self.warm_up < self.decay_updates:
-            raise ValueError(
-                f"warm_up={self.warm_up} must be at least 0 and less than decay_updates={self.decay_updates}"
-            )
+        if self.warm_up < 0:
+            raise ValueError(f"warm_up={self.warm_up} must be at least 0")
+        if self.schedule == "cosine" and self.warm_up >= self.decay_updates:
+            raise ValueError(f"warm_up={self.warm_up} must be less than decay_updates={self.decay_updates}")
         if not self.learning_rate >= 0:
             raise ValueError(f"learning_rate={self.learning_rate} must be at least 0; 0 is the agent's")
         for name in ("clip", "weight_decay"):
@@ -99,7 +100,7 @@ def adamw(
     if optimiser is not None:
         return build(s, learning_rate, optimiser)
     decay = s.weight_decay or weight_decay
-    rate, mask = s.learning_rate or learning_rate, _matrices if decay else None
+    rate, mask = s.learning_rate or learning_rate, None if is_off(decay) else _matrices
     return _clipped_and_scheduled(s, optax.adamw(rate, eps=s.epsilon, weight_decay=decay, mask=mask))
 
 

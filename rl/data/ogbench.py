@@ -27,7 +27,11 @@ _SERVER = "https://rail.eecs.berkeley.edu/datasets/ogbench"
 _CACHE = "~/.ogbench/data"
 _REQUIRED = ("observations", "actions", "terminals")
 _STATE = ("qpos", "button_states")  # what rewards are computed from
-_OPTIONAL = (*_STATE, "rewards", "timeouts")
+_ENDS = (
+    "terminals",
+    "timeouts",
+)  # the second is not of the layout; a log of one's own may have it, or it alone
+_ARRAYS = ("observations", "actions", *_ENDS, *_STATE, "rewards")
 _DOWNLOADED = "OGBench (downloaded)"
 _NO_TASKS = ("powderworld", "heavy-cube")  # environments without a -singletask- version
 _ONLY_MADE = ("cube-octuple", "heavy-cube")  # datasets that no server has as one file
@@ -151,9 +155,9 @@ def _dataset(path: Path, environment: str | None, build: Callable[[str], Any], c
             "in D4RL's layout (docs/own_data.md), or leave them out"
         )
     rows = sum(arrays["observations"].shape[:1])
-    ends = flags("terminals", arrays["terminals"], rows, str(path))
-    if "timeouts" in arrays:  # which are not of the layout; a log of one's own may have them
-        ends = ends | flags("timeouts", arrays["timeouts"], rows, str(path))
+    ends = np.zeros(rows, bool)
+    for name in [name for name in _ENDS if name in arrays]:
+        ends |= flags(name, arrays[name], rows, str(path))
     if not ends.any():
         raise DataError(
             f"{path}: no trajectory ends in {rows} steps; write 1 into 'terminals' at the last state of each"
@@ -235,9 +239,13 @@ def _read(path: Path) -> dict[str, np.ndarray]:
                     f"{path} is a single array, not an npz archive: save several with numpy.savez"
                 )
             with file:
-                require(file, _REQUIRED, str(path))
-                check_optional(file, ("timeouts",), str(path))
-                return {name: np.asarray(file[name]) for name in (*_REQUIRED, *_OPTIONAL) if name in file}
+                require(
+                    file,
+                    [name for name in _REQUIRED if not (name in _ENDS and "timeouts" in file)],
+                    str(path),
+                )
+                check_optional(file, _ENDS, str(path))
+                return {name: np.asarray(file[name]) for name in _ARRAYS if name in file}
         except ValueError as error:
             if "allow_pickle" not in str(error):
                 raise

@@ -377,8 +377,8 @@ def _observations(name: str, array: Any, source: str) -> Any:
         raise DataError(f"{source}: {name}: {error}") from None
     if array.dtype == np.uint8 and array.ndim == 2:
         raise DataError(
-            f"{source}: {name} are uint8 vectors, and networks scale only images: save them as float32, scaled "
-            "(divided by 255 if they are bytes)"
+            f"{source}: {name} are uint8 vectors, and networks scale only images: save them as float32, as rl.envs "
+            "shows such an environment's: divided by 255 where its space is from 0 to 255, as they are elsewhere"
         )
     if array.dtype == np.uint8:
         return array

@@ -194,6 +194,11 @@ def _check_kinds(name: str, first: Any) -> None:
             seen = nest.agent_shape(shape, x.dtype)
         except ValueError as error:
             raise ValueError(f"environment {name!r}: its {place} is {_in_words(x)}, and {error}") from None
+        if x.dtype == np.uint8 and len(shape) < 3:
+            raise ValueError(
+                f"environment {name!r}: its {place} is {_in_words(x)}, and networks scale only images [H, W, C]: "
+                "return it as float32 (bytes divided by 255)"
+            )
         if seen != shape:
             raise ValueError(
                 f"environment {name!r}: its {place} is {x.dtype}{list(shape)}, but float32 is a vector [D] or a "

@@ -60,14 +60,15 @@ def make(name: str, *, seed: int | None = None) -> gymnasium.Env:
     CPU.
 
     Observations become float32: vectors [D], or histories [T, D] where they have two axes. Images [H, W, C] of uint8
-    keep their shape and type. Dictionaries of arrays, nested ones too, become plain dicts of these. Continuous actions
-    are flat vectors in [-1, 1] (values outside are clipped) mapped linearly onto the environment's own box; discrete
-    ones count from 0. Given a seed, ``reset`` and every later step depend on that seed alone, also for OGBench, whose
-    environments draw from NumPy's global generator and from an unseeded action space. Success is what the info of a
-    step holds as ``success`` or, as in the Fetch and Hand tasks, ``is_success``.
+    keep their shape and type; networks divide them by 255, as vectors of bytes (uint8 from 0 to 255) are here.
+    Dictionaries of arrays, nested ones too, become plain dicts of these. Continuous actions are flat vectors in [-1,
+    1] (values outside are clipped) mapped linearly onto the environment's own box; discrete ones count from 0. Given a
+    seed, ``reset`` and every later step depend on that seed alone, also for OGBench, whose environments draw from
+    NumPy's global generator and from an unseeded action space. Success is what the info of a step holds as ``success``
+    or, as in the Fetch and Hand tasks, ``is_success``: a number between 0 and 1.
 
-    The Fetch, Hand (not Adroit) and Kitchen tasks of gymnasium-robotics 1.4 cannot be built with
-    mujoco >= 3.12: pin ``mujoco==3.11.0`` and ``dm-control==1.0.44`` for them.
+    The Fetch, Hand (not Adroit) and Kitchen tasks of gymnasium-robotics 1.4 cannot be built with mujoco >= 3.12: pin
+    ``mujoco==3.11.0`` and ``dm-control==1.0.44`` for them.
 
     Args:
         name: a registered environment.
@@ -286,7 +287,7 @@ def _uniform(env: gymnasium.Env, name: str) -> gymnasium.Env:
             nest.agent_shape(space.shape, space.dtype)
         except ValueError as error:
             raise ValueError(f"environment {name!r}: {place} is {space}, and {error}") from None
-    if observations.dtype != np.uint8:
+    if not _is_image(observations):
         env = _float_observations(env)
     if isinstance(actions, spaces.Discrete):
         return _FromZero(env, actions) if actions.start else env
@@ -327,24 +328,34 @@ def _float_observations(env: gymnasium.Env) -> gymnasium.Env:
     theirs = env.observation_space
 
     def seen(box: spaces.Box, x: Any) -> np.ndarray:
-        if box.dtype == np.uint8:
+        if _is_image(box):
             return x
         if np.size(x) != math.prod(box.shape):
             raise ValueError(
                 f"an observation of shape {np.shape(x)} is not of its space, {box}: mend the environment"
             )
-        return np.reshape(x, nest.agent_shape(box.shape, box.dtype)).astype(np.float32)
+        vector = np.reshape(x, nest.agent_shape(box.shape, box.dtype)).astype(np.float32)
+        return vector / np.float32(255.0) if _is_bytes(box) else vector
 
     def seen_space(space: Any) -> spaces.Space:
         if isinstance(space, spaces.Dict):
             return spaces.Dict({key: seen_space(part) for key, part in space.items()})
-        if space.dtype == np.uint8:
+        if _is_image(space):
             return space
         return spaces.Box(-np.inf, np.inf, nest.agent_shape(space.shape, space.dtype), np.float32)
 
     return gymnasium.wrappers.TransformObservation(
         env, lambda x: nest.map_structure(seen, theirs, x), seen_space(theirs)
     )
+
+
+def _is_image(space: spaces.Space) -> bool:
+    return space.dtype == np.uint8 and len(space.shape or ()) >= 3
+
+
+def _is_bytes(box: spaces.Box) -> bool:
+    """Whether these are vectors of all that a byte can be, as a console's memory."""
+    return box.dtype == np.uint8 and bool((box.high == 255).all())
 
 
 def _unit_actions(env: gymnasium.Env) -> gymnasium.Env:

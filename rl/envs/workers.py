@@ -242,6 +242,11 @@ class _Copies:
             self._hold(int(i), observation)
             reported = info.get("success", info.get("is_success", np.nan))
             success[i] = self._number("reported a success", reported)
+            if not (np.isnan(success[i]) or 0 <= success[i] <= 1):
+                raise ValueError(
+                    f"environment {self._name!r} reported a success of {success[i]:g}: it must lie between 0 and 1 (a "
+                    "count or a distance belongs under another name in info)"
+                )
         return self._observation, reward, terminated, truncated, success
 
     def snapshot(self) -> list[snapshots.Snapshot | str]:

@@ -11,6 +11,7 @@ itself.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import chex
 import jax
@@ -79,9 +80,9 @@ def smooth_action(action: Array, key: Key, noise: float | Array, clip: float | A
 # ---- over ensemble members: outputs [E, ..., K] -> [..., K] ----------------------------------------------
 
 
-def per_member(x: Array, members: int) -> Array:
-    """``x`` [...] once for each of an ensemble's members, [E, ...]."""
-    return jnp.broadcast_to(x, (members, *x.shape))
+def per_member(x: Any, members: int) -> Any:
+    """``x``, a tree of leaves [...], once for each of an ensemble's members, [E, ...]."""
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (members, *leaf.shape)), x)
 
 
 def min_member(head: ValueHead, outputs: Array) -> Array:

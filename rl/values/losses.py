@@ -35,10 +35,13 @@ def gumbel_weight(error: Array, temperature: float | Array, cap: float = 7.0) ->
 
     Times a squared error this has the gradient of Extreme Q-learning's Gumbel regression, ``e^z - z - 1`` (Garg et al.
     2023), but for a constant factor. Times the loss of *any* head that keeps expectations (all but ``quantile``, which
-    is near) it has the same fixed point, the soft maximum of the targets y, ``temperature * log E exp(y /
-    temperature)``, as long as no z is above the cap. As in the authors' code weights are divided by ``e^z`` of the
-    largest z (of -1, if that is larger), so that one row cannot blow up a step; their ratios stay. In that code a row
-    whose z is above the cap has no gradient at all; here it keeps the weight of the cap.
+    is near) it has the same fixed point on one batch, the soft maximum of the targets y, ``temperature * log mean
+    exp(y / temperature)``, as long as no z is above the cap. As in the authors' code weights are divided by ``e^z`` of
+    the batch's largest z (of -1, if that is larger), so that one row cannot blow up a step. Ratios stay within a
+    batch; over random batches those with the largest targets count for less, and V comes to lie below the soft maximum
+    over all data: for normal targets with a deviation of one temperature by 0.02 temperatures with batches of 256 and
+    0.08 with 32, with a deviation of two by 0.19 and 0.57. In that code a row whose z is above the cap has no gradient
+    at all; here it keeps the weight of the cap.
     """
     chex.assert_is_broadcastable(jnp.shape(temperature), error.shape)
     z = jnp.minimum(error / temperature, cap)

@@ -127,5 +127,6 @@ def find(dataset: str) -> Recipe | Locomotion:
     known: dict[str, Recipe | Locomotion] = {**RECIPES, **LOCOMOTION}
     if dataset in known:
         return known[dataset]
-    near = difflib.get_close_matches(dataset, known, n=3, cutoff=0.5) or list(known)
-    raise ValueError(f"No recipe makes {dataset!r}. Did you mean {' or '.join(near)}?")
+    if near := difflib.get_close_matches(dataset, known, n=3, cutoff=0.5):
+        raise ValueError(f"No recipe makes {dataset!r}. Did you mean {' or '.join(near)}?")
+    raise ValueError(f"No recipe makes {dataset!r}. There are {', '.join(known)}")
