@@ -252,6 +252,12 @@ def _counted(episodes: Episodes, outcome: Outcome) -> Episodes:
     )
 
 
+def _finite(tree: Any, shape: tuple[int, ...]) -> Array:
+    """Whether all numbers of ``tree`` are finite, for each of its rows [*shape]."""
+    rows = [jnp.isfinite(x).reshape(*shape, -1).all(-1) for x in jax.tree.leaves(tree)]
+    return jnp.stack(rows).all(0)
+
+
 def evaluator(
     world: World, actor: Actor, episodes: int, seeds: int, base_seed: int
 ) -> Callable[[State, int], dict[str, np.ndarray]]:
@@ -274,32 +280,44 @@ def evaluator(
         each = jax.random.split(jax.random.fold_in(root, index), seeds)
         copies = lambda time: jax.vmap(lambda key: _each(key, time, episodes))(each)
         seen, world_state = jax.vmap(world.reset)(copies(0))
-        start = seen, world_state, actor.start(states, seen), jnp.zeros((3, seeds, episodes)), jnp.int32(1)
+        memory, ill = actor.start(states, seen), jnp.zeros((2, seeds), bool)
+        start = seen, world_state, memory, jnp.zeros((3, seeds, episodes)), ill, jnp.int32(1)
 
         def more(now: Any) -> Array:
             return (now[-1] <= LONG_EPISODE) & (now[3][2] == 0).any()
 
         def step(now: Any) -> Any:
-            seen, world_state, memory, (total, length, over), time = now
+            seen, world_state, memory, (total, length, over), ill, time = now
             # Of its own number, so that no environment draws what the policy does.
             chance = jax.vmap(lambda key: jax.random.fold_in(key, 2 * LONG_EPISODE + time))(each)
             first = jnp.full(over.shape, time == 1)
-            action, memory = actor.act(states, memory, seen, first, chance)
+            chosen, memory = actor.act(states, memory, seen, first, chance)
             # As in training (`rl.online.choose_actions`): a world is given actions within its box.
-            action = action if world.spec.discrete else jnp.clip(action, -1.0, 1.0)
+            action = chosen if world.spec.discrete else jnp.clip(chosen, -1.0, 1.0)
             outcome = jax.vmap(world.step)(copies(time), world_state, action)
             running = over == 0
+            blind, lost = ((running & ~_finite(x, running.shape)).any(1) for x in (seen, chosen))
+            ill |= jnp.stack([blind, lost & ~blind]) & ~ill.any(
+                0
+            )  # what came first is the cause of the other
             reward = jnp.where(running, outcome.reward, 0.0)  # after its end an episode may return anything
             scores = jnp.stack([total + reward, length + running, jnp.maximum(over, 1.0 * outcome.first)])
-            return outcome.observation, outcome.state, memory, scores, time + 1
+            return outcome.observation, outcome.state, memory, scores, ill, time + 1
 
-        return jax.lax.while_loop(more, step, start)[3]
+        return jax.lax.while_loop(more, step, start)[3:5]
 
     def score(states: State, index: int) -> dict[str, np.ndarray]:
-        total, length, over = jax.device_get(play(acting.without_optimiser(states), jnp.int32(index)))
-        if not np.isfinite(total).all():
+        (total, length, over), (blind, lost) = jax.device_get(
+            play(acting.without_optimiser(states), jnp.int32(index))
+        )
+        if lost.any():
             raise FloatingPointError(
-                f"the environment returned a reward that is not finite, in evaluation {index}"
+                f"policies {np.flatnonzero(lost).tolist()} (of {seeds}) returned an action that is not finite"
+            )
+        if blind.any() or not np.isfinite(total).all():
+            what = "an observation" if blind.any() else "a reward"
+            raise FloatingPointError(
+                f"the environment returned {what} that is not finite, in evaluation {index}"
             )
         if cut := int((over == 0).sum()):
             warnings.warn(

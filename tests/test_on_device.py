@@ -232,6 +232,30 @@ def test_a_reward_counts_until_its_episode_is_over() -> None:
         returns(0.01)
 
 
+@pytest.mark.parametrize(
+    ("blind", "params", "message"),
+    [
+        (False, [1.0, np.nan], r"policies \[1\] \(of 2\) returned an action"),
+        (False, [np.inf, -1.0], r"policies \[0\] \(of 2\) returned an action"),
+        (True, [1.0, -1.0], "the environment returned an observation that is not finite, in evaluation 4"),
+    ],
+)
+def test_whose_fault_it_is_that_an_evaluation_is_not_finite(
+    blind: bool, params: list[float], message: str
+) -> None:
+    """Actions follow from observations, observations from actions, and rewards from both."""
+
+    def step(keys: Key, state: Any, action: Any) -> Outcome:
+        made = line().step(keys, state, action)
+        return made._replace(observation=jnp.where(blind, jnp.nan, made.observation))
+
+    act = lambda state, observation, key: state.params + 0 * observation[..., :1]
+    actor = acting.over_seeds(acting.memoryless(act), train.STACKED)
+    score = on_device.evaluator(line()._replace(step=step), actor, 1, 2, 0)
+    with pytest.raises(FloatingPointError, match=message):
+        score(State(jnp.float32(params), {}, {}, 0), 4)
+
+
 def test_episodes_that_are_cut_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of a policy that falls off at the very last step are over, and those of one that is a step behind are not.
 
@@ -280,6 +304,7 @@ def broken(**parts: Any) -> World:
             seen_as(lambda x: jnp.zeros((len(x), 2, 3, 4, 1)), (2, 3, 4, 1)),
             r"observation is float32\[2, 3, 4, 1\], but .* or else return it as a vector \[24\]",
         ),
+        (seen_as(lambda x: x.astype(jnp.uint8), (2,)), r"uint8\[2, 2\], and networks scale only images"),
     ],
 )
 def test_a_world_that_is_not_as_its_spec_says_is_named(
