@@ -6,6 +6,7 @@ Nothing here knows flags, files or tables.
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import statistics
 import time
@@ -106,7 +107,8 @@ def logged(subject: Subject, dataset: Dataset) -> Any:
 def limit(subject: Subject, seeds: int, batch_size: int, updates: int) -> Case:
     """The matrix products of ``updates`` updates, and nothing else.
 
-    With ``updates`` 0 they are as many as take about `SECONDS`.
+    With ``updates`` 0 they are as many as take about `SECONDS`. A policy that moves on every ``policy_delay``-th
+    update alone has its products there alone, and ``updates`` become a multiple of that.
     Where seeds take turns (`_population`), so do the products of one: those of all at once would hold the operands of
     all, which no loop does.
     """
@@ -115,18 +117,25 @@ def limit(subject: Subject, seeds: int, batch_size: int, updates: int) -> Case:
     keys = jax.random.split(jax.random.key(0), seeds // turns)
     dataset = logged(subject, synthetic(EPISODE, subject.shape))
     state = jax.eval_shape(population.init, keys, _example(subject))
-    matmuls = products.find(population.epoch, state, dataset, keys)
+    period = getattr(subject.config, "policy_delay", 1)
+    branches = [min] * (period - 1) + [max]
+    each = [products.find(population.epoch, state, dataset, keys, branch=branch) for branch in branches]
+    matmuls = list(itertools.chain.from_iterable(each))  # of ``period`` updates
     operands = products.operands(matmuls, jax.random.key(0))
-    if not updates:
+    if updates:
+        periods = -(-updates // period)
+    else:
         once = jax.jit(products.program(matmuls, turns))
-        updates = _fitting(lambda: jax.block_until_ready(once(operands)))
-    program, traces = _traced(products.program(matmuls, updates * turns))
+        periods = _fitting(lambda: jax.block_until_ready(once(operands)))
+    program, traces = _traced(products.program(matmuls, periods * turns))
     facts = {
         **_compile(program, operands),
-        "flops_per_update": turns * products.flops(matmuls),
-        "products": turns * len(matmuls),
+        "flops_per_update": turns * products.flops(matmuls) / period,
+        "products": len(matmuls) / period,
     }
-    return Case(LIMIT, seeds, updates, lambda: jax.block_until_ready(program(operands)), facts, traces)
+    return Case(
+        LIMIT, seeds, periods * period, lambda: jax.block_until_ready(program(operands)), facts, traces
+    )
 
 
 def scan(subject: Subject, seeds: int, batch_size: int, updates: int, dataset: Any) -> Case:

@@ -93,8 +93,9 @@ def cases(settings: Settings, environment: str, seeds: int, copies: int) -> dict
     loops = {}
     for name, trainer in trainers.items():
         trainer.start()
+        # What is timed learns from its first step on, and the replay has a batch for the updates alone.
+        trainer.advance(max(settings.steps, -(-BATCH // copies)) * copies)
         loops[name] = lambda trainer=trainer: trainer.advance(trainer.step + settings.steps * copies)
-    here.advance(settings.steps * copies)
     # Copies, since the loop goes on writing into its own.
     state, memory = jax.tree.map(lambda x: x.copy(), (here.carry.state, here.carry.memory))
     epoch = train.scan_updates(learner.update, ring.sampler(BATCH), settings.steps // RHYTHM[1])

@@ -29,6 +29,7 @@ _CALLS = (
     "remat2",
 )
 _SAME = ("stop_gradient", "copy", "optimization_barrier")
+_Choice = Callable[..., Any]  # `max` or `min`
 
 
 class Product(NamedTuple):
@@ -43,21 +44,21 @@ class Product(NamedTuple):
     flops: int  # two per multiply-add
 
 
-def find(function: Callable[..., Any], *arguments: Any) -> list[Product]:
+def find(function: Callable[..., Any], *arguments: Any, branch: _Choice = max) -> list[Product]:
     """The matrix products that ``function(*arguments)`` does, in its order.
 
-    One inside `jax.lax.scan` is listed once per iteration. Of the branches of `jax.lax.cond` only the one with
-    the most arithmetic counts.
+    One inside `jax.lax.scan` is listed once per iteration. Of the branches of `jax.lax.cond` only one counts.
 
     Args:
       function: anything that JAX can trace.
       *arguments: pytrees of arrays, or of `jax.ShapeDtypeStruct`.
+      branch: which one: that with the most arithmetic (`max`) or with the least (`min`).
 
     Raises:
       ValueError: if a product is where it cannot be counted, in `jax.lax.while_loop` say.
     """
     closed = jax.make_jaxpr(function)(*arguments)
-    return _inside(closed, [("input", i) for i in range(len(closed.jaxpr.invars))])
+    return _inside(closed, [("input", i) for i in range(len(closed.jaxpr.invars))], branch)
 
 
 def flops(products: Sequence[Product]) -> int:
@@ -149,10 +150,10 @@ class _Operation(NamedTuple):
     products: Sequence[Product]
 
 
-def _inside(closed: core.ClosedJaxpr, inputs: Sequence[Hashable]) -> list[Product]:
+def _inside(closed: core.ClosedJaxpr, inputs: Sequence[Hashable], branch: _Choice) -> list[Product]:
     """The products of a jaxpr whose inputs have these names, without those that no output needs."""
     operations: dict[Hashable, _Operation] = {}
-    needed = set(_read(closed, inputs, operations))
+    needed = set(_read(closed, inputs, operations, branch))
     groups: list[Sequence[Product]] = []
     for operation in reversed(operations.values()):
         if not needed.isdisjoint(operation.outputs):
@@ -162,7 +163,10 @@ def _inside(closed: core.ClosedJaxpr, inputs: Sequence[Hashable]) -> list[Produc
 
 
 def _read(
-    closed: core.ClosedJaxpr, inputs: Sequence[Hashable], operations: dict[Hashable, _Operation]
+    closed: core.ClosedJaxpr,
+    inputs: Sequence[Hashable],
+    operations: dict[Hashable, _Operation],
+    branch: _Choice,
 ) -> list[Hashable]:
     """Adds the operations of a jaxpr, calls inlined and repeats merged; returns the names of its outputs."""
     jaxpr = closed.jaxpr
@@ -177,20 +181,20 @@ def _read(
         read = [name(atom) for atom in equation.invars]
         if kind in _CALLS:
             callee = settings["jaxpr"] if "jaxpr" in settings else settings["call_jaxpr"]
-            written = _read(_close(callee), read, operations)
+            written = _read(_close(callee), read, operations, branch)
         elif kind in _SAME:
             written = read
         else:
             key = (kind, repr(settings), tuple(read))
             if key not in operations:
                 written = [_Computed() for _ in equation.outvars]
-                operations[key] = _Operation(read, written, _products(equation, read))
+                operations[key] = _Operation(read, written, _products(equation, read, branch))
             written = list(operations[key].outputs)
         names.update(zip(equation.outvars, written, strict=True))
     return [name(atom) for atom in jaxpr.outvars]
 
 
-def _products(equation: core.JaxprEqn, read: Sequence[Hashable]) -> list[Product]:
+def _products(equation: core.JaxprEqn, read: Sequence[Hashable], branch: _Choice) -> list[Product]:
     """The products in one operation that is no call."""
     kind, settings = equation.primitive.name, equation.params
     if kind == "dot_general":
@@ -199,14 +203,15 @@ def _products(equation: core.JaxprEqn, read: Sequence[Hashable]) -> list[Product
         work = 2 * contracted * math.prod(result.shape)
         return [Product((read[0], read[1]), (left, right), settings, result, work)]
     if kind == "scan":
-        return _repeated(equation, read)
+        return _repeated(equation, read, branch)
     if kind == "cond":
-        return max((_inside(branch, read[1:]) for branch in settings["branches"]), key=flops)
+        found = [_inside(one, read[1:], branch) for one in settings["branches"]]
+        return list(branch(found, key=flops))
     for value in settings.values():
         for inner in value if isinstance(value, list | tuple) else [value]:
             if isinstance(inner, core.Jaxpr | core.ClosedJaxpr):
                 jaxpr = _close(inner)
-                if _inside(jaxpr, [_Computed() for _ in jaxpr.jaxpr.invars]):
+                if _inside(jaxpr, [_Computed() for _ in jaxpr.jaxpr.invars], branch):
                     raise ValueError(f"cannot count the matrix products inside {kind!r}")
     return []
 
@@ -216,7 +221,7 @@ def _shape(atom: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype)
 
 
-def _repeated(scan: core.JaxprEqn, read: Sequence[Hashable]) -> list[Product]:
+def _repeated(scan: core.JaxprEqn, read: Sequence[Hashable], branch: _Choice) -> list[Product]:
     """The products of all iterations. Inputs of the body are, in this order, constants, carry and slices."""
     body = _close(scan.params["jaxpr"])
     # What is sliced or stacked has one axis more outside. The names of these numbers depend on JAX's version.
@@ -226,7 +231,7 @@ def _repeated(scan: core.JaxprEqn, read: Sequence[Hashable]) -> list[Product]:
     names, products = list(read[:outside]), []
     for _ in range(scan.params["length"]):
         slices = [("slice", _Computed()) for _ in read[outside:]]
-        products += _inside(body, [*names, *slices])
+        products += _inside(body, [*names, *slices], branch)
         names[outside - carry :] = [_Computed() for _ in range(carry)]
     return products
 

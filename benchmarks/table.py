@@ -130,7 +130,7 @@ def _sizes(name: str, results: Mapping[str, Any]) -> str:
     else:
         layers = ", ".join(f"{part} {width}" for part, width in config["network"].items())
     work = rows[0]["flops_per_update"] / rows[0]["seeds"] / 1e9
-    text = f"{layers}, {studies.digits(work)} GFLOP per update in {rows[0]['products']} products"
+    text = f"{layers}, {studies.digits(work)} GFLOP per update in {rows[0]['products']:.4g} products"
     if name in results.get("tokens", {}):
         text += f"; {results['tokens'][name]} tokens"
     for row in rows:

@@ -77,7 +77,8 @@ _OUT = flags.DEFINE_string(
     "out",
     None,
     "Folder to write to. Default: $HEADWAY_HOME/ogbench or $HEADWAY_HOME/locomotion, where $HEADWAY_HOME is "
-    "~/.headway if it is not set; for a description, beside the file or in the current folder.",
+    "~/.headway if it is not set; for a description, beside the file or in the current folder. To be described or "
+    "converted a tier of locomotion may lie here, or in that default.",
 )
 _SEED = flags.DEFINE_integer("seed", 0, "Decides every bit of the data.", lower_bound=0)
 _PROCESSES = flags.DEFINE_integer(
@@ -247,19 +248,21 @@ def to_minari(name: str) -> None:
 
 
 def _file(name: str) -> str:
-    """The file of a tier of locomotion, in --out or where it was made; other names as they are.
+    """The file of a tier of locomotion, in --out or else where it is made by default; other names as they are.
 
     Raises:
       DataError: there is no such file; the message says how to get one.
     """
     if name in recipes.LOCOMOTION:
         recipe = recipes.LOCOMOTION[name]
-        folder = files.expanded(_OUT.value or recipes.default_folder(recipe.family))
+        usual = files.expanded(recipes.default_folder(recipe.family)) / recipe.file
+        if _OUT.value and (other := files.expanded(_OUT.value) / recipe.file).exists():
+            return str(other)
         remedy = (
             "give the folder that it lies in by --out, or make it with "
             f"python -m experiments.collect --dataset={name}"
         )
-        return str(files.existing(folder / recipe.file, remedy))
+        return str(files.existing(usual, remedy))
     if name.endswith((".hdf5", ".h5", ".npz")):
         remedy = "give the path of one, or the name of a dataset; --dataset=NAME makes one, and --help lists the names"
         return str(files.existing(name, remedy))

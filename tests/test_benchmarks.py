@@ -70,6 +70,18 @@ def test_products_of_iql_are_those_of_its_losses(seeds: int) -> None:
     assert products.flops(matmuls) == seeds * by_hand
 
 
+@pytest.mark.slow
+def test_a_delayed_policy_has_its_products_in_the_updates_that_move_it() -> None:
+    """TD3+BC with its policy's two directions through the first critic, and one of its own in every target."""
+    config = agents.get("td3_bc").Config(hidden=(16,), policy_delay=3)
+    limit = cases.limit(cases.subject(agents.get("td3_bc"), config), 1, 8, 4)
+    critic, policy = (23, 16, 1), (17, 16, 6)
+    every = mlp_flops(8, policy) + 2 * mlp_flops(8, critic) + 2 * mlp_flops(8, critic, "w")
+    moved = mlp_flops(8, policy, "w") + mlp_flops(8, critic, "x")
+    assert limit.updates == 6  # two periods
+    assert limit.facts["flops_per_update"] == pytest.approx(every + moved / 3)
+
+
 def test_repeats_count_once_and_unused_products_not_at_all() -> None:
     def function(x, w):
         dead = w @ w
@@ -98,8 +110,9 @@ def test_scan_counts_every_iteration_and_cond_its_largest_branch() -> None:
         y, _ = jax.lax.scan(lambda c, s: (c @ w + s, None), x, xs)
         return jax.lax.cond(y.sum() > 0, lambda a: a @ w @ w, lambda a: a @ w, y)
 
-    matmuls = products.find(function, shape(4, 4), shape(4, 4), shape(3, 4, 4))
-    assert len(matmuls) == 3 + 2
+    arguments = shape(4, 4), shape(4, 4), shape(3, 4, 4)
+    assert len(products.find(function, *arguments)) == 3 + 2
+    assert len(products.find(function, *arguments, branch=min)) == 3 + 1
 
 
 def test_a_product_that_cannot_be_counted_is_an_error() -> None:
