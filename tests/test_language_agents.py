@@ -309,6 +309,19 @@ def test_settings_that_mean_nothing_are_refused(make: Any, fields: dict[str, Any
         make(**fields)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("module", [ilql, bcoder, lm_bc])
+def test_every_float_can_be_swept(module: Any) -> None:
+    """No field is used as a number where the program is built: each survives being a tracer."""
+    config = dataclasses.replace(module.Config(), **({} if module is lm_bc else {"inner": 16}))
+    names = [field.name for field in dataclasses.fields(config) if train.can_be_swept(config, field.name)]
+    sweep = {name: [getattr(config, name) or 0.5] * 2 for name in names}  # no 0, which is a switch
+    make = lambda config: module.make(config, language_model(), head("scalar"))
+    runs = train.population(make, config, lambda dataset, key, step: dataset, 1, sweep=sweep)
+    keys = jax.random.split(jax.random.key(0), 2)
+    jax.eval_shape(runs.epoch, jax.eval_shape(runs.init, keys, data()), data(), keys)
+
+
 def test_unknown_operators() -> None:
     with pytest.raises(ValueError, match="operator='soft': choose one of conservative"):
         bcoder.make(dataclasses.replace(FAST, operator="soft"), language_model(), head("scalar"))

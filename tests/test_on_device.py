@@ -111,9 +111,17 @@ def close(one: Any, other: Any) -> None:
 def test_it_does_what_the_loop_on_the_host_does(
     rhythm: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows, updates, actions, metrics and episodes, before learning and after; chunks are checked when it begins."""
+    """Rows, updates, actions, metrics and episodes, before learning and after; chunks are checked when it begins.
+
+    A trainer is not whole then, so that nobody saves what was learned from chunks that are refused.
+    """
     checked: list[Any] = []
-    monkeypatch.setattr(buffers, "check_chunks", lambda view, memory: checked.append(int(memory.count)))
+
+    def check(view: Any, memory: Any) -> None:
+        checked.append(int(memory.count))
+        assert not (host.whole and device.whole)
+
+    monkeypatch.setattr(buffers, "check_chunks", check)
     host, device = trainer("host", rhythm), trainer("device", rhythm)
     for each in (host, device):
         each.start()
