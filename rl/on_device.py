@@ -276,7 +276,7 @@ def evaluator(
     root = keys.of(jax.random.key(base_seed), "evaluate")
 
     @jax.jit
-    def play(states: State, index: Array) -> Array:
+    def play(states: State, index: Array) -> tuple[Array, Array]:
         each = jax.random.split(jax.random.fold_in(root, index), seeds)
         copies = lambda time: jax.vmap(lambda key: _each(key, time, episodes))(each)
         seen, world_state = jax.vmap(world.reset)(copies(0))
