@@ -290,7 +290,7 @@ def _open(run: Run, start: Start, prepared: Any, began: float) -> Iterator[Sessi
     with (
         log.open_run(
             run.folder,
-            {**run.about, **run.card},
+            {**run.about, **run.card, run.unit: run.total // run.per_unit},
             tensorboard=run.tensorboard,
             wandb=run.wandb,
             resume_step=start.step,

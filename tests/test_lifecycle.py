@@ -86,7 +86,8 @@ def test_a_run_leaves_its_records(tmp_path: Path) -> None:
     assert np.shape(log.read(tmp_path)[0]["train/loss"]) == (2,)
     assert (tmp_path / run_folder.CURVE).read_bytes()[:4] == b"\x89PNG"
     config = json.loads((tmp_path / log.CONFIG).read_text())["config"]
-    assert config == {"transform": {"reward_scale": 3.0}, "agent": "counter", "config": {"rate": 2}}
+    card = {"agent": "counter", "config": {"rate": 2}}
+    assert config == {"transform": {"reward_scale": 3.0}, **card, "updates": 6}
     assert sorted(path.name for path in (tmp_path / run_folder.CHECKPOINTS).iterdir()) == ["5", "6"]
     assert run_folder.notes(run(tmp_path), 6) == {"seen": 6}
 

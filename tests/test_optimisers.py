@@ -135,6 +135,7 @@ def test_schedules_count_the_agents_updates_where_a_network_moves_on_every_secon
             ({name: float("nan")}, f"{name}=nan must be")
             for name in ("learning_rate", "clip", "weight_decay")
         ),
+        ({"learning_rate": float("inf")}, "learning_rate=inf must be at least 0, and finite"),
         ({"epsilon": 0.0}, "epsilon=0.0 must be positive"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -43,8 +44,10 @@ class Adam:
             raise ValueError(f"warm_up={self.warm_up} must be at least 0")
         if self.schedule == "cosine" and self.warm_up >= self.decay_updates:
             raise ValueError(f"warm_up={self.warm_up} must be less than decay_updates={self.decay_updates}")
-        if not self.learning_rate >= 0:
-            raise ValueError(f"learning_rate={self.learning_rate} must be at least 0; 0 is the agent's")
+        if not 0 <= self.learning_rate < math.inf:
+            raise ValueError(
+                f"learning_rate={self.learning_rate} must be at least 0, and finite; 0 is the agent's"
+            )
         for name in ("clip", "weight_decay"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 0; 0 turns it off")
