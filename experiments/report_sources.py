@@ -163,7 +163,7 @@ def _differences(
     known = any(fnmatch.fnmatchcase(part.task, pattern) for pattern in protocol["datasets"])
     if not known or "regenerated" in (part.result or {}).get("source", ""):
         differs.append(f"data are not {protocol['data']}")
-    if length != protocol.get(script.length):
+    if report_runs.length(part) != protocol.get(script.per_unit or script.length):
         differs.append(f"{length:,} {script.length}")
     if evaluations != (theirs := protocol.get("evaluations", 1)):
         differs.append(f"last scores are of {evaluations} evaluations, not {theirs}")

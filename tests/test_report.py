@@ -270,6 +270,19 @@ def test_published_numbers_do_not_stand_beside_runs_of_other_settings(tmp_path: 
     )
 
 
+def test_the_published_length_of_an_agent_with_a_model_is_in_updates(tmp_path: Path) -> None:
+    """3,000 epochs of 1,000 updates each are the preset's; what else differs is said, too."""
+    differs = {}
+    for epochs in (3000, 30):
+        own = {"agent": "mopo", "dataset": "hopper-medium-v2", "preset": "paper", "epochs": epochs}
+        given = {name: {"value": x} for name, x in own.items()}
+        file = board(tmp_path, program="experiments/model_based.py", parameters=given)
+        parts = report_runs.read(layout.load(file, {}))
+        (row,) = report_sources.published(list(parts), [], "normalized_return", 1)
+        differs[epochs] = [text for text in row["differs"] if text.endswith(" epochs")]
+    assert differs == {3000: [], 30: ["30 epochs"]}
+
+
 def test_published_numbers_are_of_agents_and_tasks_that_there_are() -> None:
     """A name that is misspelt in a file would never be found."""
     names: dict[str, list[str]] = {}
