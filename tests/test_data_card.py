@@ -113,6 +113,12 @@ def test_numbers_of_the_figure_are_written_in_full(tmp_path: Path, monkeypatch: 
         assert counts and all(count.isdigit() for count in counts)  # of episodes
 
 
+def test_returns_that_differ_by_rounding_alone_are_drawn(tmp_path: Path) -> None:
+    """Too close for the edges of bins."""
+    plot.dataset_card(tmp_path / "card.png", [0.1 * 3, 0.3, 0.3], [2, 2, 2], [[0.5, 0.5]])
+    assert (tmp_path / "card.png").stat().st_size > 0
+
+
 def test_wrong_shapes(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="returns and lengths must be"):
         plot.dataset_card(tmp_path / "card.png", [1.0, 2.0], [1], [[1.0]])

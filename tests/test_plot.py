@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -159,11 +160,21 @@ def test_a_line_of_one_point_is_seen_with_its_interval(tmp_path: Path, figures: 
         plot.lines_in_panels(tmp_path / "c.png", {}, "x", "y")
 
 
+def test_a_curve_of_one_evaluation_is_seen_with_its_interval_and_seeds(tmp_path: Path, figures: list):
+    plot.learning_curve(tmp_path / "a.png", {"iql": ([8], [[0.4, 0.5, 0.6]])}, "score")
+    *seeds, bar, mean = figures[0].axes[0].get_lines()
+    assert [line.get_marker() for line in seeds] == ["."] * 3 and mean.get_marker() == "o"
+    np.testing.assert_allclose(bar.get_ydata(), statistics.interval(np.array([0.4, 0.5, 0.6])))
+
+
 def test_errors_have_a_logarithmic_axis_where_bands_end(tmp_path: Path, figures: list):
     plot.learning_curve(tmp_path / "a.png", {"iql": (STEPS, SCORES)}, "error", logarithmic=True)
     axes = figures[0].axes[0]
     assert axes.get_yscale() == "log"
     np.testing.assert_allclose(axes.get_ylim(), [0.8, 1.25 * 9.5])
+    diverged = np.geomspace(1e-3, 1e7, len(STEPS))[:, None] * np.ones(3)
+    plot.learning_curve(tmp_path / "b.png", {"iql": (STEPS, diverged)}, "error", logarithmic=True)
+    assert [label.get_text() for label in figures[1].axes[0].get_yticklabels() if label.get_text()]
 
 
 def test_a_logarithmic_axis_has_room_for_references(tmp_path: Path, figures: list):
@@ -221,6 +232,24 @@ def test_many_runs_stay_apart_and_inside_the_picture(tmp_path: Path, figures: li
     legend, picture = axes.get_legend().get_window_extent(), figures[0].bbox
     assert legend.y0 >= picture.y0
     assert legend.x1 <= picture.x1
+
+
+@pytest.mark.parametrize("kind", ["one pair of axes", "panels"])
+def test_many_long_labels_leave_room_for_the_curves(kind: str, tmp_path: Path, figures: list):
+    """As of a sweep of three hyper-parameters; without room matplotlib gives up, with a warning."""
+    names = ("agent.critic_optimiser.learning_rate", "expectile", "temperature")
+    labels = [", ".join(f"{name}={i}" for name in names) for i in range(16)]
+    runs = dict.fromkeys(labels, (STEPS, SCORES))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        if kind == "panels":
+            plot.learning_curves(tmp_path / "a.png", {"a": runs, "b": runs, "c": runs}, columns=2)
+        else:
+            plot.learning_curve(tmp_path / "a.png", runs, "score")
+    picture, drawn = figures[0].bbox, figures[0].axes
+    (legend,) = [axes.get_legend().get_window_extent() for axes in drawn if axes.get_legend()]
+    assert legend.y0 >= picture.y0 and legend.x1 <= picture.x1
+    assert min(axes.get_window_extent().width for axes in drawn) > 0.25 * picture.width
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def test_ways_and_subgoals_are_those_of_the_episodes(tmp_path: Path, monkeypatch
             place = two_rooms.move(place, 0.5 * way / np.linalg.norm(way))
             walk.append(place)
         np.testing.assert_allclose(places, walk, atol=1e-4)
-        assert label.endswith(f"reached after {len(walk) - 1} steps")
+        assert label.endswith(f", {len(walk) - 1} steps: reached")
         times = np.asarray(route.times)
         assert times[0] == 0 and times[-1] == len(walk) - 2 and len(times) == 8
         x = (times + 1 + len(HERE)) * SEEN.deviation[0] + SEEN.mean[0]  # after the action, of two candidates
@@ -88,7 +88,7 @@ def test_frames_go_from_the_start_to_the_end_and_then_to_the_goal(
     files = rollouts.draw(tmp_path, policy, "goals/toy_environments:Shown-v0", tasks, 2, processes=0)
     assert [file.name for file in files] == ["task1-frames.png", "task1.gif", "task2-frames.png", "task2.gif"]
     for rows, steps in zip(strips, (3, 5), strict=True):
-        assert [*rows] == [f"episode {i}: reached after {steps} steps" for i in (1, 2)]
+        assert [*rows] == [f"episode {i}, {steps} steps: reached" for i in (1, 2)]
         for row in rows.values():
             assert [*row] == [*(f"step {t}" for t in range(steps + 1)), "goal"]
             assert [int(x[0, 0, 0]) for x in row.values()] == [*range(steps + 1), 100 + steps]

@@ -130,15 +130,17 @@ def from_steps(
     if next_observations is not None:
         next_observations = _observations("next_observations", next_observations, source)
         _check_like(next_observations, observations, source)
-        pairs = zip(nest.leaves(observations), nest.leaves(next_observations), strict=True)
-        jumps = np.any([_jumps(*pair) for pair in pairs], axis=0)
-        if not shuffled:
+        if shuffled:
+            last[:-1] = True
+        else:
+            pairs = zip(nest.leaves(observations), nest.leaves(next_observations), strict=True)
+            jumps = np.any([_jumps(*pair) for pair in pairs], axis=0)
             unmarked = jumps & ~last[:-1]
             _check_order(unmarked, observations, next_observations, source)
             _warn_of_unmarked(unmarked, last, source)
-        if not (shuffled or continuing):
-            _check_resets(observations, jumps, np.flatnonzero((cut & ~terminal)[:-1]), source)
-        last[:-1] |= jumps | shuffled
+            if not continuing:
+                _check_resets(observations, jumps, np.flatnonzero((cut & ~terminal)[:-1]), source)
+            last[:-1] |= jumps
     elif shuffled:
         raise DataError(
             f"{source}: without next_observations, single transitions in no order have no successors: write them into "
@@ -552,6 +554,8 @@ def _jumps(observations: np.ndarray, next_observations: np.ndarray) -> np.ndarra
     successors = next_observations.reshape(len(next_observations), -1)[:-1]
     following = observations.reshape(len(observations), -1)[1:]
     jumps = (successors != following).any(axis=1)
+    if observations.dtype == np.uint8:  # which no rounding changes
+        return jumps
     rows = np.flatnonzero(jumps)  # few: only these are worth a comparison up to rounding
     jumps[rows] = ~np.isclose(successors[rows], following[rows], rtol=1e-5, atol=1e-6).all(axis=1)
     return jumps

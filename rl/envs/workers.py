@@ -365,7 +365,7 @@ def _picture(env: gymnasium.Env, of_goal: bool) -> np.ndarray | str:
         picture = np.asarray(env.get_wrapper_attr("goal_picture") if of_goal else env.render())
     except Exception as error:  # every renderer fails in its own way
         return repr(error)
-    if picture.ndim != 3 or picture.dtype != np.uint8:
+    if picture.ndim != 3 or picture.shape[-1] not in (3, 4) or picture.dtype != np.uint8:
         return f"render() gives no picture [H, W, 3] of uint8 but {picture.dtype} {picture.shape}"
     return picture
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
+_DECADES = 3  # of a logarithmic axis up to which it has numbers within a decade
 _BAND = 3  # seeds from which on an interval is drawn
 _UNBOUNDED = "intervals of few seeds may reach\nbeyond the scores that there are"
 
@@ -54,7 +55,7 @@ def learning_curve(
     if not runs:
         raise ValueError(f"nothing to draw in {path}: no runs")
     references = references or {}
-    figure, axes = style.single((8.0, max(4.5, 1.2 + 0.27 * (len(runs) + len(references)))))
+    figure, axes = style.single((8.0, 4.5))
     _curves(axes, runs, rate, list(references.values()), intervals)
     if logarithmic:
         scores = np.concatenate([np.ravel(np.asarray(scores, float)) for _, scores in runs.values()])
@@ -155,18 +156,20 @@ def _curve(
 ) -> None:
     colour = look["color"]
     finite = np.isfinite(scores).all(1)
-    count = scores.shape[1]
+    count, once = scores.shape[1], len(steps) == 1
     if count > 1:
-        axes.plot(steps, scores, color=colour, linewidth=0.7, alpha=0.35)
+        axes.plot(steps, scores, color=colour, linewidth=0.7, alpha=0.35, marker="." if once else "")
     if count >= _BAND and interval is not None:
         band = [interval(row) if ok else (np.nan, np.nan) for row, ok in zip(scores, finite, strict=True)]
         low, high = np.transpose(band) if band else (steps, steps)
         axes.fill_between(steps, low, high, color=colour, alpha=0.18, linewidth=0)
+        if once:  # of which the band has no width
+            axes.plot([*steps, *steps], [*low, *high], color=colour, linewidth=1.4)
     axes.plot(
         steps,
         np.where(finite, scores.mean(1), np.nan),
         **look,
-        marker="o" if len(steps) == 1 else "",
+        marker="o" if once else "",
         label=f"{label}, {count} seed{'s' * (count > 1)}",
     )
 
@@ -193,7 +196,9 @@ def _logarithmic(axes: Axes, scores: np.ndarray, references: np.ndarray) -> None
     if not positive[: len(scores)].any():
         return
     axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    decades = np.log10(values[positive].max() / values[positive].min())
+    # Matplotlib shows no numbers at all where there would be too many.
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades < _DECADES else (1,)))
     axes.yaxis.set_major_formatter("{x:g}")
     axes.set_yticks([], minor=True)
     axes.set_ylim(0.8 * values[positive].min(), 1.25 * values[positive].max())

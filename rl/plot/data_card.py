@@ -50,7 +50,12 @@ def dataset_card(
     figure = Figure(figsize=(13.0, 4.2), dpi=150, layout="constrained")
     left, middle, right = figure.subplots(1, 3)
     for axes, values, xlabel in ((left, returns, "return"), (middle, lengths, "steps")):
-        axes.hist(values, bins=40, color=style.COLOURS[0], alpha=0.85)
+        low, high = np.min(values), np.max(values)
+        if high - low <= 1e-9 * max(
+            1.0, abs(low), abs(high)
+        ):  # the same but for rounding: too close for bins
+            low, high = low - 0.5, high + 0.5
+        axes.hist(values, bins=40, range=(low, high), color=style.COLOURS[0], alpha=0.85)
         axes.set_xlabel(f"{xlabel} of an episode", fontsize=12)
         axes.set_ylabel("episodes", fontsize=12)
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=values is lengths))

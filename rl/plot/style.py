@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import textwrap
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,6 +24,8 @@ RATE = (-0.03, 1.03)  # the axis of success rates, so that figures compare; 0 an
 MARKED = 8  # the most points of a line that are marked
 _WIDTHS = (4.2, 1.8)  # of the first and the last of several curves: where they coincide, each still shows
 _LABEL = 28  # characters of a line of a label in a legend
+# Inches of a legend: a line of a label, the space between labels, a character; and what is above and below the axes.
+_LINE, _BETWEEN, _CHARACTER, _AROUND = 0.19, 0.08, 0.09, 1.2
 _OVERLAP = "widths only keep lines\nthat overlap visible"
 
 
@@ -69,13 +72,16 @@ def suptitle(figure: Figure, title: str) -> None:
 def legend(axes: Axes, note: str, count: int) -> None:
     """The legend of this many lines, whose widths would look like emphasis; long labels are broken.
 
-    It stands beside the axes, which are as much narrower as it is wide.
+    It stands beside the axes, which are as much narrower as it is wide, and the figure grows until it has room for it.
     """
     handles, labels = axes.get_legend_handles_labels()
+    labels = [textwrap.fill(label, _LABEL, break_long_words=False) for label in labels]
+    title = "\n".join(filter(None, [note, _OVERLAP * (count > 1)]))
+    _make_room(axes, labels, title)
     axes.legend(
         handles,
-        [textwrap.fill(label, _LABEL, break_long_words=False) for label in labels],
-        title="\n".join(filter(None, [note, _OVERLAP * (count > 1)])),
+        labels,
+        title=title,
         title_fontsize=9,
         alignment="left",
         fontsize=11,
@@ -84,6 +90,18 @@ def legend(axes: Axes, note: str, count: int) -> None:
         bbox_to_anchor=(1.01, 1),
         borderaxespad=0,
     )
+
+
+def _make_room(axes: Axes, labels: Sequence[str], title: str) -> None:
+    """Makes the figure as high and as wide as a legend with these labels needs beside ``axes``."""
+    figure: Any = axes.get_figure(root=True)
+    place: Any = axes.get_subplotspec()
+    rows = place.get_gridspec().nrows
+    lines = [line for label in labels for line in label.split("\n")]
+    height = _LINE * len(lines) + _BETWEEN * len(labels) + _LINE * len(title.split("\n")) + _AROUND
+    beyond = max(map(len, lines), default=0) - _LABEL
+    width, now = figure.get_size_inches()
+    figure.set_size_inches(width + _CHARACTER * max(beyond, 0), max(now, rows * height))
 
 
 def save(figure: Figure, path: str | os.PathLike[str]) -> None:
