@@ -297,9 +297,8 @@ def evaluator(
             outcome = jax.vmap(world.step)(copies(time), world_state, action)
             running = over == 0
             blind, lost = ((running & ~_finite(x, running.shape)).any(1) for x in (seen, chosen))
-            ill |= jnp.stack([blind, lost & ~blind]) & ~ill.any(
-                0
-            )  # what came first is the cause of the other
+            # What came first is the cause of the other.
+            ill |= jnp.stack([blind, lost & ~blind]) & ~ill.any(0)
             reward = jnp.where(running, outcome.reward, 0.0)  # after its end an episode may return anything
             scores = jnp.stack([total + reward, length + running, jnp.maximum(over, 1.0 * outcome.first)])
             return outcome.observation, outcome.state, memory, scores, ill, time + 1

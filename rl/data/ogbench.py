@@ -27,10 +27,7 @@ _SERVER = "https://rail.eecs.berkeley.edu/datasets/ogbench"
 _CACHE = "~/.ogbench/data"
 _REQUIRED = ("observations", "actions", "terminals")
 _STATE = ("qpos", "button_states")  # what rewards are computed from
-_ENDS = (
-    "terminals",
-    "timeouts",
-)  # the second is not of the layout; a log of one's own may have it, or it alone
+_ENDS = ("terminals", "timeouts")  # the second is not of the layout; logs of one's own may have it, or it alone
 _ARRAYS = ("observations", "actions", *_ENDS, *_STATE, "rewards")
 _DOWNLOADED = "OGBench (downloaded)"
 _NO_TASKS = ("powderworld", "heavy-cube")  # environments without a -singletask- version
@@ -239,11 +236,8 @@ def _read(path: Path) -> dict[str, np.ndarray]:
                     f"{path} is a single array, not an npz archive: save several with numpy.savez"
                 )
             with file:
-                require(
-                    file,
-                    [name for name in _REQUIRED if not (name in _ENDS and "timeouts" in file)],
-                    str(path),
-                )
+                required = [name for name in _REQUIRED if not (name in _ENDS and "timeouts" in file)]
+                require(file, required, str(path))
                 check_optional(file, _ENDS, str(path))
                 return {name: np.asarray(file[name]) for name in _ARRAYS if name in file}
         except ValueError as error:

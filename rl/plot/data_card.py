@@ -51,9 +51,8 @@ def dataset_card(
     left, middle, right = figure.subplots(1, 3)
     for axes, values, xlabel in ((left, returns, "return"), (middle, lengths, "steps")):
         low, high = np.min(values), np.max(values)
-        if high - low <= 1e-9 * max(
-            1.0, abs(low), abs(high)
-        ):  # the same but for rounding: too close for bins
+        # The same but for rounding: too close for bins.
+        if high - low <= 1e-9 * max(1.0, abs(low), abs(high)):
             low, high = low - 0.5, high + 0.5
         axes.hist(values, bins=40, range=(low, high), color=style.COLOURS[0], alpha=0.85)
         axes.set_xlabel(f"{xlabel} of an episode", fontsize=12)
