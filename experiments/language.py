@@ -59,7 +59,7 @@ from rl import data, exported, keys, lifecycle, log, shard, statistics, train
 from rl.agents import bcoder
 from rl.data import dialogues
 from rl.envs import text
-from rl.envs.text import Dialogue
+from rl.envs.text import Chat, Dialogue
 from rl.exported import AGENTS
 from rl.language import adapters, model, pretrained, ranking, reading, speak
 from rl.language.model import LM
@@ -327,6 +327,8 @@ def problem(settings: Settings, config: Any, stack: ExitStack) -> Task:
     words = language_log.words_of(
         language_model, settings.stop or (game and game.end), settings.date, conversations
     )
+    if not any(isinstance(one, Chat) for one in conversations):
+        notes.note_unread(settings, Settings(), {"date": "it is for chat templates, and no row has messages"})
     context = language_model.config.context
     limit = settings.length or context
     episodes, problems, returns, beyond = language_log.episodes(
@@ -334,7 +336,7 @@ def problem(settings: Settings, config: Any, stack: ExitStack) -> Task:
     )
     if settings.best < 1:
         episodes = replay.best(episodes, settings.best, returns)
-        language_settings.note_ties(settings, [one.imitate > 0 for one in episodes])
+        language_settings.note_ties(settings, config, [one.imitate > 0 for one in episodes])
     support, head = _value_head(settings, config, episodes)
     length = settings.length or max(len(one.tokens) for one in episodes)
     if length > context:

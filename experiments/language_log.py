@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import json
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -59,7 +61,7 @@ class Log(NamedTuple):
     """Episodes in tokens, and what each of them was before anything was cut off."""
 
     episodes: list[Episode]
-    problems: list[bytes]  # the `rl.replay.tokens.prompt` of each
+    problems: list[bytes]  # what each is an answer to
     returns: list[float]  # the sum of its rewards
     beyond: int  # how many of the lines had too many tokens
 
@@ -305,7 +307,7 @@ def _in_tokens(
             except Exception as error:  # tokenizers has nothing more special for a text that it cannot encode
                 raise ValueError(f"{where} {number}: {error}") from None
             bar.update(1)
-            problem, earned = replay.prompt(one), one.reward.sum()
+            problem, earned = _problem(each, one), one.reward.sum()
             if len(one.tokens) > limit:
                 beyond += 1
                 if overlong == "refuse":
@@ -328,6 +330,17 @@ def _in_tokens(
     if not episodes:
         raise ValueError(f"{name}: all {beyond} lines have more than {limit} tokens, and none is left")
     return Log(episodes, problems, returns, beyond)
+
+
+def _problem(dialogue: Dialogue | Chat, one: Episode) -> bytes:
+    """What an episode is an answer to, as a key: the messages of a chat before its first answer, or else its prompt.
+
+    The tokens of a chat will not do: the first of an answer that begins with spaces may begin in the prompt.
+    """
+    if not isinstance(dialogue, Chat):
+        return replay.prompt(one)
+    before = itertools.takewhile(lambda message: message["role"] != "assistant", dialogue.messages)
+    return json.dumps([[*before], dialogue.tools], sort_keys=True).encode()
 
 
 def _tell_of_overlong(name: str, beyond: int, total: int, limit: int, overlong: str) -> None:

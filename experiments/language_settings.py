@@ -91,12 +91,16 @@ class Settings(common.Head, common.Folder):
 
 
 def unread(settings: Settings) -> dict[str, str]:
-    """{flag: why} of those that do nothing with this ``--environment``."""
+    """{flag: why} of those that do nothing with this ``--environment`` and agent."""
     where = settings.environment
-    if not where or where in PROBLEMS:
-        return {}
-    of_programs = dict.fromkeys(("program_seconds", "program_memory"), f"{where} runs no programs")
-    return of_programs | ({"environment_file": "the maze needs none"} if where == "maze" else {})
+    reasons: dict[str, str] = {}
+    if where and not settings.eval_episodes:
+        reasons = dict.fromkeys(("temperature", "action_tokens"), "with --eval_episodes=0 nothing is played")
+    if where and where not in PROBLEMS:
+        reasons |= dict.fromkeys(("program_seconds", "program_memory"), f"{where} runs no programs")
+    if settings.agent != "bcoder":
+        reasons["read_once"] = "B-Coder alone has models that do not learn, and reads rows once"
+    return reasons | ({"environment_file": "the maze needs none"} if where == "maze" else {})
 
 
 def check(settings: Settings) -> None:
@@ -203,8 +207,11 @@ def note_best(settings: Settings, read: Mapping[int, Dialogue | Chat | Samples])
         )
 
 
-def note_ties(settings: Settings, imitated: Sequence[bool]) -> None:
-    """Says so where equal returns make what --best imitates more or less than was asked for."""
+def note_ties(settings: Settings, config: Any, imitated: Sequence[bool]) -> None:
+    """Says so where equal returns make what --best imitates more or less than was asked for, or nothing imitates."""
+    if not (settings.agent == "lm_bc" or settings.control or _imitates(settings, config)):
+        notes.note_unread(settings, Settings(), {"best": "no term of the agent's loss imitates"})
+        return
     count, asked = sum(imitated), max(round(settings.best * len(imitated)), 1)
     if count != asked:
         why = "the last of them have equal returns" if count > asked else "all others have the lowest return"

@@ -38,6 +38,7 @@ from rl.language.weights import WeightsError
 from rl.networks.transformer import Shape
 from rl.programs.pool import Limits, Pool
 from rl.programs.problems import Problem, read_apps
+from rl.replay import tokens as replay
 from rl.types import State
 from rl.values.heads import HeadSettings
 
@@ -735,8 +736,12 @@ def test_a_log_of_which_nothing_is_to_be_imitated(
         "environment_file",
         "program_seconds",
         "program_memory",
+        "read_once",
     }
-    assert not language_settings.unread(dataclasses.replace(unread, environment="mbpp"))
+    of_programs = dataclasses.replace(unread, agent="bcoder", environment="mbpp")
+    assert not language_settings.unread(of_programs)
+    played_none = language_settings.unread(dataclasses.replace(of_programs, eval_episodes=0))
+    assert played_none.keys() == {"temperature", "action_tokens"}
     some = task._replace(rows=task.rows._replace(imitate=np.ones((1, 1))))
     for agent, fields, says in (
         ("ilql", {}, "--agent.bc_weight has nothing to clone"),
@@ -874,6 +879,36 @@ def test_the_best_of_a_log_are_imitated(files: Path, tmp_path: Path, capsys: pyt
             ValueError, match=r"all of the log or nothing: give imitate in each row, or --best=0.1"
         ):
             language_rank.check_control(task._replace(rows=rows))
+
+
+def test_where_nothing_imitates_the_best_of_a_log_change_nothing(capsys: pytest.CaptureFixture) -> None:
+    chosen = language_settings.Settings(best=0.3)
+    for name, fields, control, says in (
+        ("lm_bc", {}, "", "imitates 3 of 4 episodes"),
+        ("ilql", {}, "", "imitates 3 of 4 episodes"),
+        ("ilql", {"bc_weight": 0.0}, "rft", "imitates 3 of 4 episodes"),
+        ("ilql", {"bc_weight": 0.0}, "", "--best changes nothing: no term of the agent's loss imitates"),
+        ("bcoder", {"value_updates": -1}, "", "--best changes nothing"),
+    ):
+        given = dataclasses.replace(chosen, agent=name, control=control)
+        chosen_config = language_settings.agent(name).Config(**fields)
+        language_settings.note_ties(given, chosen_config, [True, True, True, False])
+        assert says in capsys.readouterr().err
+
+
+def test_answers_to_the_same_messages_are_of_one_problem_however_they_begin() -> None:
+    """The first token of an indented one may begin in the prompt, whose tokens are then fewer."""
+    asked = {"role": "user", "content": "Sum a list."}
+
+    def problem(question: Any, answer: str, prompt: list[int]) -> bytes:
+        chat = text.Chat((question, {"role": "assistant", "content": answer}))
+        return language_log._problem(
+            chat, replay.episode([replay.Turn(prompt), replay.Turn([7], True)], True)
+        )
+
+    one = problem(asked, "return 1", [1, 2])
+    assert problem(asked, "    return 2", [1]) == one == problem(asked, "other", [1, 2])
+    assert problem({"role": "user", "content": "?"}, "return 1", [1, 2]) != one
 
 
 @pytest.mark.parametrize(

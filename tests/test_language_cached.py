@@ -30,6 +30,12 @@ def readings(name: str) -> list[cached.Reading]:
     return read(random_params(CONFIGS[name]), PROMPT, ANSWERS)
 
 
+@pytest.mark.parametrize("depth", [0, -1, 9])
+def test_a_depth_that_the_model_does_not_have_is_refused(depth: int) -> None:
+    with pytest.raises(ValueError, match=rf"depths=\({depth},\) must lie between 1 and the model's"):
+        cached.reader(model.make(next(iter(CONFIGS.values()))), depths=(depth,))
+
+
 @functools.cache
 def stored(name: str) -> tuple[Batch, list[int]]:
     """All answers as one batch over the whole vocabulary, one in each row, and their lengths."""

@@ -195,6 +195,8 @@ def test_the_best_episodes() -> None:
     assert weights(0.5, 2, 2, 2) == [1, 1, 1]
     whole = [OVER._replace(reward=np.float32([0, r])) for r in (1, 3)]
     assert [one.imitate for one in replay.best(whole, 0.5, returns=[-1, -2])] == [1, 0]
+    rounded = [float(np.float32(x).sum()) for x in ((0.1, 0.7, 0.1), (0.9,))]
+    assert rounded[0] != rounded[1] and [one.imitate for one in replay.best(whole, 0.5, rounded)] == [1, 1]
     with pytest.raises(ValueError, match="above 0 and at most 1"):
         weights(0.0)
 

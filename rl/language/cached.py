@@ -63,10 +63,13 @@ def reader(
       depths: the blocks after which activations are kept, counted from 1; the last block is always the last of them.
 
     Raises:
-      ValueError: when called, an answer that is empty or longer than the last of ``lengths``.
+      ValueError: a depth that the model does not have; when called, an answer that is empty or longer than the last of
+        ``lengths``.
     """
 
     shape = lm.config.shape
+    if not all(1 <= depth <= shape.layers for depth in depths):
+        raise ValueError(f"depths={tuple(depths)} must lie between 1 and the model's {shape.layers} blocks")
     layers = jnp.array([*(depth - 1 for depth in depths if depth != shape.layers), shape.layers - 1])
 
     def normal(residual: Array) -> Array:

@@ -3,7 +3,9 @@
 The whole dialogue is written and then split into tokens, as by the ``apply_chat_template`` of transformers, so that a
 model is trained on what it will be asked in. Which tokens are the assistant's own, its actions, the template may say by
 ``{% generation %}``; where it does not, an answer begins where the template's prompt for it ends, and goes to the first
-token that ends a text, because there the model would stop.
+token that ends a text, because there the model would stop. An answer that begins with spaces or a blank line may share
+its first token with the end of the prompt: that token is an action, after a prompt which is one token shorter than the
+one that the model is asked with.
 """
 
 from __future__ import annotations

@@ -152,7 +152,9 @@ def best(episodes: Sequence[Episode], share: float, returns: Sequence[float] | N
     """
     if not 0 < share <= 1:
         raise ValueError(f"share must be above 0 and at most 1, not {share}")
-    totals = np.array([one.reward.sum() for one in episodes] if returns is None else returns)
+    sums = np.array([one.reward.sum() for one in episodes] if returns is None else returns, np.float64)
+    # Those of float32 may be equal but for rounding.
+    totals: np.ndarray = np.round(sums / (np.abs(sums).max() or 1.0), 6)
     chosen = totals >= np.sort(totals)[::-1][max(round(share * len(totals)), 1) - 1]
     if share < 1 and chosen.all() and (totals > totals.min()).any():
         chosen = totals > totals.min()
