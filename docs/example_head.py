@@ -45,7 +45,7 @@ def gaussian(low: float | None, high: float | None, size: int) -> ValueHead:
         return jnp.stack([centre, excess + jnp.log(-jnp.expm1(-excess))], -1)
 
     def clipped(reward: Array, *_: Any) -> Array:
-        return jnp.zeros(reward.shape)
+        return jnp.zeros(reward.shape, jnp.float32)
 
     return ValueHead(2, lambda outputs: moments(outputs)[0], target, loss, mix, clipped, divergence=loss)
 

@@ -70,8 +70,8 @@ def number(flag: str, text: str, *words: str) -> float:
 
 def head(settings: Any) -> None:
     """Raises ValueError, naming the flag, on a kappa, a sigma, a size or a support that the head cannot have."""
-    if settings.head == "quantile" and not settings.head_kappa > 0:
-        raise ValueError(f"--head_kappa={settings.head_kappa:g} must be above 0")
+    if settings.head == "quantile" and not 1e-6 <= settings.head_kappa < math.inf:
+        raise ValueError(f"--head_kappa={settings.head_kappa:g} must be finite, and at least 1e-6")
     if not (math.isnan(settings.head_low) or math.isnan(settings.head_high)):
         support(settings, settings.head_low, settings.head_high)
     gaussian = settings.head == "hl_gauss"

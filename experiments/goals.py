@@ -438,11 +438,14 @@ def reached(
 
     Returns:
       ``updates`` of the evaluations, and {task: summary over seeds} as ``tasks`` ("all" is their mean); nothing where
-      nothing was evaluated.
+      nothing was evaluated, or no line of it is left.
     """
     if not environment or not settings.eval_episodes:
         return {}
-    steps, scores = log.series(folder, f"eval/{PROTOCOLS[settings.protocol][1]}")
+    try:
+        steps, scores = log.series(folder, f"eval/{PROTOCOLS[settings.protocol][1]}", settings.updates)
+    except KeyError:
+        return {}
     last = np.split(scores[-EVALUATIONS:], parts, 1)[part]
     each = last.reshape(*last.shape[:2], settings.eval_episodes, -1).mean((0, 2))  # [S, tasks]
     named = {f"task{i + 1}": x for i, x in enumerate(each.T)} if each.shape[1] > 1 else {}

@@ -256,13 +256,12 @@ def differing(first: Part, second: Part, *without: str) -> dict[str, str]:
 
 def length(part: Part) -> int:
     """How long the run is to be, in what its curves count."""
-    script, (settings, config) = SCRIPTS[part.script], arguments(part)
-    return getattr(settings, script.length) * (getattr(config, script.per_unit) if script.per_unit else 1)
+    return SCRIPTS[part.script].steps(*arguments(part))
 
 
 def curve(part: Part, score: str) -> tuple[np.ndarray, np.ndarray]:
     """Steps [T] and means over episodes [T, S] of every evaluation so far."""
-    steps, scores = log.series(part.folder, f"eval/{score}")
+    steps, scores = log.series(part.folder, f"eval/{score}", length(part))
     each = scores.reshape(len(scores), scores.shape[1], -1).mean(-1)
     return steps, np.split(each, part.runs, 1)[part.index]
 

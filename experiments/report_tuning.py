@@ -107,7 +107,7 @@ def _episodes(part: Part, score: str) -> np.ndarray | None:
     """Scores [S, E] of the episodes of a run's last evaluation; None where its lines were lost, or hold means alone."""
     assert part.scores is not None
     try:
-        _, logged = log.series(part.folder, f"eval/{score}")
+        _, logged = log.series(part.folder, f"eval/{score}", report_runs.length(part))
     except (KeyError, FileNotFoundError):
         return None
     if logged.ndim != 3:

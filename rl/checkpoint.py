@@ -89,6 +89,10 @@ def save(
         with _removed_on_failure(partial):
             if jax.process_index() == 0:
                 folder.mkdir(parents=True, exist_ok=True)
+                if _is_whole(
+                    partial
+                ):  # its process was killed before it renamed it, and it may be the only one
+                    _put_in_place(partial)
                 shutil.rmtree(partial, ignore_errors=True)
             _wait_for_all(f"{partial} may be written")
             _write_arrays(partial / _ARRAYS, leaves)
@@ -99,12 +103,10 @@ def save(
             raise CheckpointError(_disk_full(folder, step, leaves)) from error
         raise
     if jax.process_index() == 0:
-        # Killed between these two, `partial` is the only one left: `_newest` takes it as it is.
-        shutil.rmtree(folder / str(step), ignore_errors=True)
-        os.rename(partial, folder / str(step))
+        _put_in_place(partial)
         _prune(folder, step, keep)
         later = [number for number, path in _candidates(folder) if number > step]
-        if later and not isinstance(_inspect(folder / str(later[0])), str):
+        if later and _is_whole(folder / str(later[0])):
             warnings.warn(
                 f"{folder} holds a checkpoint of step {later[0]}, too, which restore returns, and not this one of step "
                 f"{step}: remove what is of an earlier training, or save each training in a folder of its own",
@@ -393,12 +395,23 @@ def _digest(path: Path) -> list[int]:
     return [size, crc]
 
 
+def _put_in_place(partial: Path) -> None:
+    """Renames ``STEP.saving`` to ``STEP``, in place of one that is there."""
+    final = partial.with_suffix("")
+    # Killed between these two, `partial` is the only one left: `_newest` takes it as it is.
+    shutil.rmtree(final, ignore_errors=True)
+    os.rename(partial, final)
+
+
 def _prune(folder: Path, step: int, keep: int) -> None:
-    """Leaves the newest ``keep`` up to ``step``; what is left of interrupted saves does not count and goes."""
+    """Leaves the newest ``keep`` up to ``step``; damaged ones and what interrupted saves left do not count, and go."""
     up_to = [path for number, path in _candidates(folder) if number <= step]
-    whole = [path for path in up_to if path.suffix == "" and (path / _CARD).exists()]
+    kept: list[Path] = []
     for path in up_to:
-        if path not in whole[:keep]:
+        # The one that was saved just now need not be read again.
+        if len(kept) < keep and path.suffix == "" and (path.name == str(step) or _is_whole(path)):
+            kept.append(path)
+        else:
             shutil.rmtree(path, ignore_errors=True)
 
 
@@ -457,6 +470,11 @@ def _inspect(path: Path) -> dict[str, Any] | str:
         if _digest(file) != [size, crc]:
             return f"damaged: the bytes of {name} have changed"
     return record
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether there is a checkpoint in which nothing is damaged."""
+    return not isinstance(_inspect(path), str)
 
 
 def _compare(path: Path, record: Mapping[str, Any], wanted: Mapping[str, Any], card: dict[str, Any]) -> None:

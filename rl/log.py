@@ -64,9 +64,9 @@ def open_run(
 ) -> Iterator[Run]:
     """Opens the records of a run, to be closed on leaving the ``with`` block.
 
-    ``write(step, metrics)`` appends one line to ``metrics.jsonl`` and flushes it; TensorBoard and wandb get the mean
-    over seeds. A resumed run's file equals the uninterrupted one, provided that metrics hold no clock times and that
-    everything of a step is written before the checkpoint of that step.
+    ``write(step, metrics)`` appends one line to ``metrics.jsonl``, onto the disk itself; TensorBoard and wandb get the
+    mean over seeds. A resumed run's file equals the uninterrupted one, provided that metrics hold no clock times and
+    that everything of a step is written before the checkpoint of that step.
 
     Args:
         workdir: the run's folder; made if missing.
@@ -109,31 +109,39 @@ def open_run(
         def write(step: int, metrics: Mapping[str, Any]) -> None:
             values = {name: _numbers(name, value) for name, value in metrics.items()}
             _append(file, _to_json({"step": int(step), **values}).encode() + b"\n")
+            os.fsync(
+                file.fileno()
+            )  # as checkpoints are, which count the lines: a power cut takes none of them
             for copy in copies:
                 copy(int(step), _means(values, variants))
 
         yield Run(write=write, result=lambda values: result(folder, values))
 
 
-def read(workdir: str | os.PathLike[str]) -> list[dict[str, Any]]:
+def read(workdir: str | os.PathLike[str], up_to: float = math.inf) -> list[dict[str, Any]]:
     """Reads ``metrics.jsonl``: one dict per line, with ``step``; numbers, or a list with one entry per seed.
 
-    A last line that was cut short (the process was killed) is left out.
+    A last line that was cut short (the process was killed) is left out. So is what came after the step ``up_to``: a
+    finished run that was trained further, and killed, leaves lines beyond its own end.
 
     Raises:
         FileNotFoundError: there is no such run.
         ValueError: another line is damaged; the message names it.
     """
-    return [row for _, row in _rows(Path(workdir) / METRICS)]
+    return [row for _, row in _rows(Path(workdir) / METRICS) if row["step"] <= up_to]
 
 
-def series(workdir: str | os.PathLike[str], name: str) -> tuple[np.ndarray, np.ndarray]:
+def series(
+    workdir: str | os.PathLike[str], name: str, up_to: float = math.inf
+) -> tuple[np.ndarray, np.ndarray]:
     """One metric of a run over time: steps [T] and values [T, S], S = 1 where it was logged as a plain number.
+
+    Those of later steps than ``up_to`` are left out, as by `read`.
 
     Raises:
         KeyError: no line has the metric; the message lists those there are.
     """
-    rows = read(workdir)
+    rows = read(workdir, up_to)
     points = [(row["step"], np.atleast_1d(np.asarray(row[name], float))) for row in rows if name in row]
     if not points:
         known = sorted({key for row in rows for key in row} - {"step"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,15 @@ def labels(variants: Sequence[Mapping[str, float]]) -> list[str]:
     return [", ".join(f"{name}={value:g}" for name, value in variant.items()) for variant in variants]
 
 
-def scored_rows(folder: Path) -> list[dict[str, Any]]:
+def scored_rows(folder: Path, up_to: float = math.inf) -> list[dict[str, Any]]:
     """What a run logged after step 0: an evaluation before, of what it started from, is none of its scores.
+
+    Nor is what was logged after the step ``up_to``, its end, when it was trained further.
 
     Raises:
       ValueError: a score is NaN; the message names its line.
     """
-    rows = [row for row in log.read(folder) if row["step"] > 0]
+    rows = [row for row in log.read(folder, up_to) if row["step"] > 0]
     for row in rows:
         for name in [name for name in SCORES if np.isnan(row.get(f"eval/{name}", 0.0)).any()]:
             raise ValueError(
@@ -89,7 +92,7 @@ def scores_of(
     run: Run, each: Callable[[int, int], Mapping[str, Any]] = lambda part, parts: {}
 ) -> dict[str, Any]:
     """The entries of result.json on scores; see `rl.lifecycle.Session.finish`."""
-    rows, parts = scored_rows(run.folder), max(len(run.variants), 1)
+    rows, parts = scored_rows(run.folder, run.total), max(len(run.variants), 1)
 
     def entries(part: int) -> dict[str, Any]:
         scores = {"scores": summary(rows, part, parts, run.task_episodes)}
@@ -113,7 +116,7 @@ def draw(run: Run) -> None:
     """The learning curve of the run's most telling score, if it was evaluated; of several variants, one for each."""
     for name in HEADLINE:
         try:
-            steps, scores = log.series(run.folder, f"eval/{name}")
+            steps, scores = log.series(run.folder, f"eval/{name}", run.total)
         except KeyError:
             continue
         parts = np.split(scores.mean(-1), len(run.variants) or 1, 1)

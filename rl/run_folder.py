@@ -135,7 +135,7 @@ def warn_of_lost_lines(run: Run, step: int) -> bool:
         warnings.warn(
             f"{run.folder / log.METRICS} holds {held} of the {written} lines that were written up to {run.unit} "
             f"{step // run.per_unit}: curves lack the others, and a {log.RESULT} that is written from now on "
-            "chooses the best evaluation among those that are left",
+            "takes the last and the best evaluation from those that are left",
             stacklevel=4,
         )
     return held < written

@@ -3,8 +3,24 @@
 from __future__ import annotations
 
 import difflib
+import numbers
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
+
+import jax
+import numpy as np
+
+
+def is_known(value: Any) -> bool:
+    """Whether ``value`` is one number, of Python, NumPy or JAX, and known when a program is built.
+
+    One that is swept inside the program is a tracer, and not known.
+    """
+    if isinstance(value, jax.core.Tracer):
+        return False
+    return isinstance(value, numbers.Real) or (
+        isinstance(value, np.number | np.ndarray | jax.Array) and np.ndim(value) == 0
+    )
 
 
 def require_choice(name: str, value: str, known: Collection[str], prefix: str = "") -> None:

@@ -100,7 +100,8 @@ def scan_updates(
                     "update must return state._replace(step=state.step + 1): batches and keys are drawn by the step, "
                     "and with the one that it was given every update would draw the same"
                 )
-            return after, metrics
+            # One that is compiled by itself returns another array of the same step: the loop counts in any case.
+            return after._replace(step=state.step + 1), metrics
 
         shapes = {name: metric.shape for name, metric in jax.eval_shape(one, state)[1].items()}
         if arrays := {name: shape for name, shape in shapes.items() if shape}:
@@ -114,7 +115,7 @@ def scan_updates(
             step = state.step
             state, metrics = one(state)
             # One vector instead of a dozen scalars: a dozen times fewer kernels.
-            values = jnp.stack([metrics[name].astype(jnp.float32) for name in names])
+            values = jnp.array([metrics[name] for name in names], jnp.float32)
             bad = jnp.minimum(bad, jnp.where(jnp.isfinite(values), NEVER, step))
             return (state, mean + (values - mean) / count, bad), None  # a sum of 1e6 floats has 4 digits
 
@@ -303,7 +304,7 @@ def population(
 def can_be_swept(config: Any, name: str) -> bool:
     """Whether runs that differ in this field of a config can be one program: a float, or one that may be None."""
     value = getattr(config, name, None)
-    return isinstance(value, float) or (value is None and "float" in _declared(config, name))
+    return isinstance(value, float | np.floating) or (value is None and "float" in _declared(config, name))
 
 
 def _declared(config: Any, name: str) -> str:

@@ -53,8 +53,9 @@ def state(program: Program, place: Path) -> State:
         of_runs = _state_of_single_runs(program, place, total)
         claimed = locks.holder(place, layout.CLAIM)  # also between two of them
         return of_runs._replace(name="running", error="") if claimed else of_runs
-    rows = log.read(place) if (place / log.METRICS).exists() else []
-    step = rows[-1]["step"] // (getattr(config, script.per_unit) if script.per_unit else 1) if rows else 0
+    steps = script.steps(settings, config)
+    rows = log.read(place, steps) if (place / log.METRICS).exists() else []
+    step = rows[-1]["step"] // (steps // total) if rows else 0
     seconds = _seconds(place) if rows else 0.0
     if holder(program, place):
         return State("running", step, total, seconds)
@@ -122,14 +123,14 @@ def _last(program: Program, workdir: Path, metric: str) -> np.ndarray:
     of_runs = [part.get("scores", {}) for _, part in notes.parts(log.read_json(workdir / log.RESULT))]
     if metric != score and all(score in scores for scores in of_runs):
         return np.array([scores[score]["last"]["per_seed"] for scores in of_runs])
+    settings, config, _ = layout.arguments(program, workdir)
     try:
-        last = log.series(workdir, metric)[1][-1]
+        last = log.series(workdir, metric, SCRIPTS[program.script].steps(settings, config))[1][-1]
     except KeyError as error:
         raise MetricError(
             f"the sweep's metric is not logged: {error.args[0]}. Change the metric in the file; what is finished is "
             "not trained again"
         ) from None
-    settings, *_ = layout.arguments(program, workdir)
     return last.reshape(program.runs * getattr(settings, "seeds", 1), -1).mean(-1)
 
 

@@ -23,6 +23,11 @@ class Script(NamedTuple):
     presets: bool = True  # whether it has published settings
     evaluations: tuple[str, ...] = _EVALUATIONS  # the metrics that it may log of them; (): others, too
 
+    def steps(self, settings: Any, config: Any) -> int:
+        """How long a run is to be, in what its metrics count."""
+        units: int = getattr(settings, self.length)
+        return units * (getattr(config, self.per_unit) if self.per_unit else 1)
+
 
 SCRIPTS = {
     "offline": Script("dataset", together=True),

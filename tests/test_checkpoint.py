@@ -217,9 +217,10 @@ def test_a_damaged_newest_is_skipped_and_named(folder: Path, damage, says: str):
     assert f"using {folder / '100'} instead" in message
 
 
-def test_saving_after_damage_keeps_the_whole_one(folder: Path):
+@pytest.mark.parametrize("damage", [lambda path: (path / "card.json").unlink(), flip_a_bit])
+def test_saving_after_damage_keeps_the_whole_one(folder: Path, damage):
     newest = two_saved(folder)
-    (newest / "card.json").unlink()
+    damage(newest)
     checkpoint.save(folder, 300, make_state(3), CARD)
     assert steps_in(folder) == {"100", "300"}
 
@@ -247,6 +248,12 @@ def test_a_whole_one_that_was_not_renamed_yet_is_used(folder: Path):
     restored, step = checkpoint.restore(folder, make_state(), CARD)
     assert step == 200
     assert_same_bits(restored, make_state(2))
+    # Nor is it lost if the same step is saved again, as by a run that is asked to stop at once, and that fails.
+    shutil.rmtree(folder / "100")
+    with pytest.raises(TypeError):
+        checkpoint.save(folder, 200, make_state(3), CARD, notes=object())
+    assert checkpoint.restore(folder, make_state(), CARD)[1] == 200
+    (folder / "200").rename(folder / "200.saving")
     # Killed while it replaces one of the same step, some of which is still there: notes and arrays are of one of them.
     record = json.loads((folder / "200.saving" / "card.json").read_text())
     (folder / "200").mkdir()

@@ -24,6 +24,7 @@ import pytest
 from experiments import logged
 from rl import agents, buffers, checkpoint, exported, model_based, shard, train
 from rl import keys as streams
+from rl.agents.state import is_off
 from rl.data import synthetic
 from rl.data.steps import Loaded
 from rl.networks import entity
@@ -482,6 +483,9 @@ def test_numbers_that_no_agent_can_have_are_refused_by_name(agent: str) -> None:
         if hasattr(default, name):
             with pytest.raises(ValueError, match=rf"^{name}={re.escape(str(value))} must"):
                 dataclasses.replace(default, **{name: value})
+            for array in (np.float32, jnp.float32) if np.ndim(value) == 0 else ():
+                with pytest.raises(ValueError, match=rf"^{name}=.* must"):
+                    dataclasses.replace(default, **{name: array(value)})
 
 
 def test_edac_needs_two_critics() -> None:
@@ -736,6 +740,15 @@ def test_an_update_that_does_not_count_itself_is_refused(batched: bool) -> None:
         jax.eval_shape(runs.epoch, runs.init(keys, None), iql()[0].dataset, keys)
 
 
+def test_an_update_compiled_by_itself_does_not_stand_still() -> None:
+    """It returns another array of the same step, which looks as if it counted. Nor does this one have metrics."""
+    state = State({"w": jnp.zeros(())}, {}, {}, jnp.zeros((), int))
+    silent = jax.jit(lambda state, batch, key: (state._replace(params={"w": batch}), {}))
+    epoch = train.scan_updates(silent, lambda data, key, step: data[step], 3)
+    after, report = epoch(state, jnp.arange(4.0), jax.random.key(0))
+    assert (int(after.step), float(after.params["w"]), report.metrics) == (3, 2.0, {})
+
+
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
@@ -909,6 +922,13 @@ def test_a_discount_that_no_update_reads_is_not_swept() -> None:
         sweep=sweep,
     )
     np.testing.assert_array_equal(runs.init(keys, None).params["g"], np.float32([0.9, 0.99]))
+
+
+def test_a_zero_switches_a_term_off_whoever_made_it() -> None:
+    """NumPy's and JAX's, too: of a loop over an array, say. Else X-QL would be trained in place of IQL."""
+    assert all(is_off(zero) for zero in (0, 0.0, np.int64(0), np.float32(0), np.zeros(()), jnp.zeros(())))
+    assert not any(is_off(weight) for weight in (0.5, np.float32(0.5), jnp.ones(())))
+    assert not jax.eval_shape(lambda weight: jnp.zeros(3 * is_off(weight)), 0.0).shape[0]  # a tracer
 
 
 def test_a_switch_cannot_be_swept() -> None:

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl.replay import chunks, goals, ring
+from rl.replay import chunks, goals, ring, transform
 from rl.replay.dataset import (
     Dataset,
     episode_returns,
+    lambda_sampler,
     n_step,
     returns_to_go,
     sampler,
@@ -63,6 +64,23 @@ def test_transitions_alone_are_no_dataset():
         with pytest.raises(
             ValueError, match=r"does not say where episodes end: .* Dataset\(transitions, last\)"
         ):
+            read()
+
+
+def test_what_reads_single_steps_refuses_transitions_over_several() -> None:
+    """Rewards would count more than once: twice n steps, chunks of them, scales, supports."""
+    several = n_step(make([1, 2, 4], [1, 1, 0], [0, 0, 1]), 2, 0.9)
+    for read in (
+        lambda: n_step(several, 2, 0.9),
+        lambda: chunks.make(several, 2, 0.9),
+        lambda: chunks.value_bounds(several, 2, 0.9, 0.9),
+        lambda: value_bounds(several, 0.9),
+        lambda: episode_returns(several),
+        lambda: lambda_sampler(2, 2, 0.9, 0.5)(several, jax.random.key(0)),
+        lambda: transform.fit(several, transform.RETURN_RANGE),
+        lambda: transform.apply(transform.Transform(), several),
+    ):
+        with pytest.raises(ValueError, match=r"of transitions over 2 steps, .* make its n-step returns last"):
             read()
 
 

@@ -635,7 +635,7 @@ def test_every_script_has_help(tmp_path: Path) -> None:
             {"head": "c51", "head_low": 5.0, "head_high": -5.0, "dataset": "nowhere"},
             "--head_low=5 and --head_high=-5: the support",
         ),
-        ({"head": "quantile", "head_kappa": -1.0}, "--head_kappa=-1 must be above 0"),
+        ({"head": "quantile", "head_kappa": -1.0}, "--head_kappa=-1 must be finite, and at least 1e-6"),
         ({"head": "c51", "head_low": 1e9}, r"--head_low=1e\+09 and --head_high=.* \(from the data\): "),
         (
             {"agent": "iql", "updates": 1_000_020, "eval_every": 20},

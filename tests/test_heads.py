@@ -676,10 +676,19 @@ def test_a_head_of_ones_own_is_checked() -> None:
             "target": lambda r, d, o: r, "loss": lambda o, t: jnp.square(o[..., 0] - t),
             "probabilities": lambda o: jax.nn.softmax(o, -1),
         },
+        "target, as its outputs are logits, must sum to 1": {
+            "target": lambda r, d, o: jax.lax.stop_gradient(2 * jax.nn.softmax(o, -1)),
+            "probabilities": lambda o: jax.nn.softmax(o, -1),
+        },
     }  # fmt: skip
     for message, members in broken.items():
         with pytest.raises(ValueError, match=message):
             heads.check(own._replace(**members))
+    with jax.enable_x64(True):  # arrays that a head makes itself are float32, too
+        heads.make("docs.example_head.gaussian")
+        for name in heads.NAMES:
+            reward, outputs = np.ones(2), np.ones((2, 33))[:, : 1 if name == "scalar" else 33]
+            assert heads.make(name, 0, 1, 33).target(reward, reward, outputs).dtype == np.float32
     with pytest.raises(ValueError, match=r"docs\.example_head has no function 'nothing'"):
         heads.make("docs.example_head.nothing")
     with pytest.raises(ValueError, match=r"is a module: name its function, docs\.example_head\.FUNCTION"):
@@ -742,8 +751,9 @@ def test_the_least_size(name: str, least: int) -> None:
         (lambda: heads.hl_gauss(0, 1, sigma_ratio=np.inf, padding=3), "sigma_ratio inf must be finite"),
         (lambda: heads.hl_gauss(0, 1, padding=-1), "padding >= 0"),
         (lambda: heads.hl_gauss(0, 1, size=20, padding=10), "raise its size"),
-        (lambda: heads.quantile(11, kappa=0), "kappa > 0"),
-        (lambda: heads.quantile(11, kappa=np.nan), "kappa > 0"),
+        (lambda: heads.quantile(11, kappa=0), "a finite kappa >= 1e-6"),
+        (lambda: heads.quantile(11, kappa=np.nan), "a finite kappa >= 1e-6"),
+        (lambda: heads.quantile(11, kappa=np.inf), "a finite kappa >= 1e-6"),
     ],
 )
 def test_bad_parameters_are_refused(make: Callable[[], heads.ValueHead], message: str) -> None:

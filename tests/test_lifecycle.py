@@ -232,6 +232,25 @@ def test_a_longer_run_continues_to_the_bits_of_one(
         learn(run(tmp_path, 3))
 
 
+def test_lines_beyond_the_end_are_of_a_longer_run(tmp_path: Path) -> None:
+    """A finished run that is trained further and killed leaves them: they are none of its scores, nor of its curve."""
+    first = learn(run(tmp_path, 3))
+
+    def killed(step: int) -> None:
+        if step == 5:
+            raise BaseException("killed")
+
+    with pytest.raises(BaseException, match="killed"):
+        learn(run(tmp_path), each=killed, every=6)
+    assert [row["step"] for row in log.read(tmp_path)] == [1, 2, 3, 4, 5]
+    for remove in ((), (log.RESULT,)):
+        for name in remove:
+            (tmp_path / name).unlink()
+        again = learn(run(tmp_path, 3), each=lambda _: pytest.fail("trained"))
+        assert again["updates"] == 3 and str(again["scores"]) == str(first["scores"])
+    assert log.series(tmp_path, "eval/return", 3)[0].tolist() == [1, 2, 3]
+
+
 @pytest.mark.slow
 def test_ctrl_c_is_answered_while_a_program_runs() -> None:
     """Python calls no handler then. It is said at once, and the second one ends the process."""

@@ -1075,7 +1075,7 @@ def test_critics_are_exported_with_a_policy_of_whose_draws_they_choose_one(tmp_p
         ({"priority_correction": math.nan}, "--priority_correction=nan must be between 0 and 1"),
         ({"eval_episodes": 1}, "--eval_episodes=1: give at least 2"),
         ({"utd": 0.0}, "--utd must be positive"),
-        ({"head": "quantile", "head_kappa": -1.0}, "--head_kappa=-1 must be above 0"),
+        ({"head": "quantile", "head_kappa": -1.0}, "--head_kappa=-1 must be finite, and at least 1e-6"),
         ({"utd": 0.3}, "--utd=0.3 times --envs=1 must be a whole number, or one over"),
         ({"envs": 3}, "--steps=40 is not a multiple of --envs=3"),
         ({"steps": 50}, "--steps=50 is not a multiple of --eval_every=20"),

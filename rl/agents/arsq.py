@@ -59,7 +59,7 @@ from rl.agents.state import descend, follow, is_off, start
 from rl.networks.autoregressive import soft_dueling
 from rl.networks.layers import Architecture
 from rl.replay.dataset import for_ever
-from rl.settings import require_choices
+from rl.settings import is_known, require_choices
 from rl.types import Array, Key, Learner, Metrics, Params, Spec, State, Transition
 from rl.values import bellman, coarse, heads, losses
 from rl.values.heads import ValueHead
@@ -103,7 +103,7 @@ class Config:
     def __post_init__(self) -> None:
         coarse.Grid(self.levels, self.bins)
         require_choices(self, {"bc": CLONING, "trunk": TRUNKS, "order": coarse.ORDERS})
-        if isinstance(self.temperature, int | float) and not self.temperature > 0:
+        if is_known(self.temperature) and not self.temperature > 0:
             raise ValueError(
                 f"temperature={self.temperature} must be positive: advantages are its multiples; for a policy that is "
                 "nearly greedy take 0.0001"

@@ -47,6 +47,7 @@ from rl.agents.state import descend, follow, is_off, start
 from rl.networks import mlp
 from rl.networks.layers import Architecture
 from rl.replay.dataset import for_ever
+from rl.settings import is_known
 from rl.types import Array, Key, Learner, Metrics, Spec, State, Transition
 from rl.values import bellman, heads
 from rl.values.heads import ValueHead
@@ -75,7 +76,7 @@ class Config:
 
     def __post_init__(self) -> None:
         require_ranges(self)
-        if isinstance(self.epsilon, int | float) and self.epsilon > 1:
+        if is_known(self.epsilon) and self.epsilon > 1:
             raise ValueError(f"epsilon={self.epsilon} must lie in [0, 1]: it is how often actions are random")
         if self.sarsa and not is_off(self.temperature):
             raise ValueError(
@@ -87,7 +88,7 @@ class Config:
                 f"munchausen={self.munchausen} weighs the log-probability of a soft policy, and temperature=0 is a "
                 "greedy one: give a temperature, such as 0.03"
             )
-        if isinstance(self.munchausen_floor, int | float) and not self.munchausen_floor <= 0:
+        if is_known(self.munchausen_floor) and not self.munchausen_floor <= 0:
             raise ValueError(
                 f"munchausen_floor={self.munchausen_floor} must be at most 0, as log-probabilities are"
             )

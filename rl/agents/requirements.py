@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import jax
 import numpy as np
 
 from rl.networks.layers import Architecture
+from rl.settings import is_known
 from rl.types import Spec, Transition
 
 _SHARES = ("discount", "chunk_discount", "expectile", "target_rate")
@@ -71,7 +71,7 @@ def require_ranges(config: Any) -> None:
         for name in names:
             value = getattr(config, name, None)
             parts = value if isinstance(value, tuple) else (value,)
-            if not all(within(x) for x in parts if isinstance(x, int | float)):
+            if not all(within(x) for x in parts if is_known(x)):
                 raise ValueError(f"{name}={value} {text}")
 
 
@@ -97,7 +97,7 @@ def require_next_actions(logged: Transition | None, why: str, instead: str) -> N
 
 def require_fixed_discount(config: Any) -> None:
     """Raises ValueError for a ``discount`` that is swept inside one program, where goals alone are drawn by it."""
-    if isinstance(config.discount, jax.Array):
+    if not is_known(config.discount):
         raise ValueError(
             "a sweep of discount: this agent's updates know none, and the goals of all runs are drawn by one "
             "(rl.replay.goals.sampler), so that they would be the same: train every value as a run of its own"

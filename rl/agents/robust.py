@@ -32,7 +32,7 @@ import jax
 import jax.numpy as jnp
 
 from rl.agents import relabel
-from rl.settings import require_choice
+from rl.settings import is_known, require_choice
 from rl.types import Array, Key, Learner, Metrics, State, Transition
 from rl.values.robust import REGULARISED, worst_case
 
@@ -70,7 +70,7 @@ def make(
             "this agent has no value to be robust about (behaviour cloning has none): choose another"
         )
     require_choice("divergence", divergence, REGULARISED)
-    if not isinstance(scale, jax.Array) and not scale > 0:
+    if is_known(scale) and not scale > 0:
         raise ValueError(f"the robust scale must be positive, not {scale}: it is the price of a shift")
     value = learner.value
 

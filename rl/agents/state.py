@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from rl.settings import is_known
 from rl.types import Array, Metrics, Params, State
 
 
@@ -76,4 +77,4 @@ def is_off(weight: float | Array) -> bool:
 
     A weight that is swept inside one program (a tracer) is never off.
     """
-    return isinstance(weight, int | float) and weight == 0
+    return is_known(weight) and bool(weight == 0)

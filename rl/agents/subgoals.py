@@ -18,7 +18,7 @@ from rl import acting, masks
 from rl.networks import diffusion, entity
 from rl.replay import goals
 from rl.replay.goals import GOAL, OBSERVATION
-from rl.settings import require_choices
+from rl.settings import is_known, require_choices
 from rl.types import Actor, Array, Key, Params, Spec, State
 from rl.values import losses
 
@@ -102,7 +102,7 @@ def require(config: Any) -> None:
             "goals.subgoal_steps=0 leaves batches without subgoals to learn from: give the steps to one, such as "
             "50, or subgoals=none"
         )
-    swept = isinstance(config.radius, jax.Array) or isinstance(config.discount, jax.Array)
+    swept = not (is_known(config.radius) and is_known(config.discount))
     low, high = goals.value_bounds(config.goals, config.discount)
     planned = config.subgoals != "none" and config.filtered
     if planned and not swept and not low - 1e-3 <= config.radius <= high:

@@ -71,7 +71,7 @@ def make(dataset: Dataset, length: int, discount: float, reward_discount: float 
       reward_discount: of rewards within a chunk; by default ``discount``.
 
     Raises:
-      ValueError: no episode is so long, or ``length`` is below 1.
+      ValueError: no episode is so long, ``length`` is below 1, or the steps are no single ones.
     """
     ends = _ends(dataset, length)
     start, steps = np.arange(replay.size(dataset)), dataset.transitions
@@ -95,8 +95,11 @@ def make(dataset: Dataset, length: int, discount: float, reward_discount: float 
 
 
 def _ends(dataset: Dataset, length: int) -> np.ndarray:
-    """The last rows of the episodes. Raises ValueError where none of them is ``length`` steps long, or none ends."""
+    """The last rows of the episodes. Raises ValueError where none of them is ``length`` steps long, or none ends, or
+    if steps are no single ones.
+    """
     traces.check_steps(length)
+    replay.require_single_steps(dataset, "chunks")
     ends = replay.episode_ends(dataset)
     longest = np.diff(ends, prepend=-1).max()
     if length > longest:

@@ -53,6 +53,15 @@ def size(dataset: Dataset) -> int:
     return dataset.transitions.reward.shape[0]
 
 
+def require_single_steps(dataset: Dataset, what: str) -> None:
+    """Raises ValueError, saying ``what`` is of single steps, if the transitions are of several (`n_step`)."""
+    if size(dataset) and dataset.returns is not None and dataset.returns.steps > 1:
+        raise ValueError(
+            f"{what} of transitions over {dataset.returns.steps} steps, which would count rewards more than once: take "
+            "the dataset of single steps, and make its n-step returns last"
+        )
+
+
 def take(dataset: Dataset, index: Array | np.ndarray) -> Transition:
     """The transitions at ``index`` [...], as a batch with those leading axes."""
     return images.take(dataset.transitions, index)
@@ -106,9 +115,10 @@ def n_step(dataset: Dataset, n: int, discount: float, reward_discount: float | N
       reward_discount: of rewards within the steps; by default ``discount``.
 
     Raises:
-      ValueError: no episode ends, or ``n`` is below 1.
+      ValueError: no episode ends, ``n`` is below 1, or the steps are no single ones.
     """
     traces.check_steps(n)
+    require_single_steps(dataset, "n-step returns")
     if n == 1:
         return dataset
     within = discount if reward_discount is None else reward_discount
@@ -161,6 +171,7 @@ def lambda_sampler(batch_size: int, n: int, discount: float, td_lambda: float) -
 
 def over_steps(dataset: Dataset, rows: Array, lengths: Array, n: int, discount: float) -> Transition:
     """The transitions [B] from ``rows`` [B] over ``lengths`` [B] steps, at most ``n``; the rest is as in `n_step`."""
+    require_single_steps(dataset, "lambda-returns")
     steps = dataset.transitions
     following = jnp.minimum(rows[:, None] + jnp.arange(n), size(dataset) - 1)
     over = dataset.last[following] | (steps.discount[following] == 0) | (following == size(dataset) - 1)
@@ -207,8 +218,9 @@ def returns_to_go(dataset: Dataset, discount: float, bootstrap: float = 0.0) -> 
     ends of long tasks are not mistaken for bad states.
 
     Raises:
-        ValueError: ``discount`` is 1 and there is a reward that goes on for ever.
+        ValueError: ``discount`` is 1 and there is a reward that goes on for ever, or the steps are no single ones.
     """
+    require_single_steps(dataset, "returns")
     if bootstrap != 0 and discount >= 1:
         raise ValueError(f"a bootstrap of {bootstrap} per step for ever has no value at discount {discount}")
     tail = bootstrap / (1.0 - discount) if bootstrap != 0 else 0.0
@@ -224,7 +236,12 @@ def returns_to_go(dataset: Dataset, discount: float, bootstrap: float = 0.0) -> 
 
 
 def episode_returns(dataset: Dataset) -> np.ndarray:
-    """Undiscounted return of every logged episode, [episodes] float64, on the host. Raises as `episode_ends`."""
+    """Undiscounted return of every logged episode, [episodes] float64, on the host.
+
+    Raises:
+      ValueError: as `episode_ends`, or the steps are no single ones.
+    """
+    require_single_steps(dataset, "returns")
     totals = np.cumsum(np.asarray(dataset.transitions.reward, np.float64))[episode_ends(dataset)]
     return np.diff(totals, prepend=0.0)
 
@@ -280,7 +297,7 @@ def value_bounds(
         (-inf), as episodes may be prolonged for ever.
 
     Raises:
-      ValueError: ``discount`` is 1, and an episode does not terminate.
+      ValueError: ``discount`` is 1, and an episode does not terminate, or the steps are no single ones.
     """
     require_finite_values(dataset, discount)
     reward = np.asarray(dataset.transitions.reward, np.float64)

@@ -35,6 +35,7 @@ from rl.nest import GOAL, OBSERVATION
 from rl.replay import images
 from rl.replay.dataset import Dataset, episode_ends, without_successor
 from rl.replay.source import Configured, Source
+from rl.settings import is_known
 from rl.types import Array, Key, Spec, Transition
 
 # (logged state [B, ...] that was reached, that of the goal) -> [B] bool: the goal is reached
@@ -252,7 +253,7 @@ def value_bounds(hindsight: Hindsight, discount: float) -> tuple[float, float]:
     """
     if hindsight.mask and not hindsight.negative:
         return 0.0, 1.0
-    if isinstance(discount, int | float) and discount >= 1:
+    if is_known(discount) and discount >= 1:
         never = "reached" if hindsight.negative else "left"
         raise ValueError(
             f"discount={discount} must be below 1: with it, a goal that is never {never} has no finite value"

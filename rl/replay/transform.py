@@ -139,7 +139,8 @@ def restored(transform: Transform, observation: Any) -> Any:
 
 
 def apply(transform: Transform, dataset: Dataset) -> Dataset:
-    """The dataset as the agent sees it."""
+    """The dataset as the agent sees it. Raises ValueError if its steps are no single ones."""
+    replay.require_single_steps(dataset, "rewards")
     steps = dataset.transitions
     return dataset._replace(
         transitions=steps._replace(

@@ -93,7 +93,9 @@ def min_member(head: ValueHead, outputs: Array) -> Array:
 def mean_member(head: ValueHead, outputs: Array) -> Array:
     """The members' equal mixture; its value is the mean of their values."""
     members = outputs.shape[0]
-    return head.mix(jnp.moveaxis(outputs, 0, -2), jnp.full((*outputs.shape[1:-1], members), 1 / members))
+    return head.mix(
+        jnp.moveaxis(outputs, 0, -2), jnp.full((*outputs.shape[1:-1], members), 1 / members, jnp.float32)
+    )
 
 
 def subset_min_member(head: ValueHead, outputs: Array, key: Key, subset: int) -> Array:
@@ -136,7 +138,7 @@ def aggregate(
     if aggregation == "pessimistic":
         return mean_member(head, outputs), deviations * _deviation(head.value(outputs))
     together = MEMBERS[aggregation](head, outputs)
-    return together, jnp.zeros(together.shape[:-1])
+    return together, jnp.zeros(together.shape[:-1], jnp.float32)
 
 
 def aggregate_values(values: Array, aggregation: str, deviations: float | Array = 0.0) -> Array:

@@ -196,8 +196,8 @@ def check(head: ValueHead) -> ValueHead:
     if not isinstance(head, ValueHead):
         raise ValueError(f"a head must be a rl.values.heads.ValueHead, not {head!r}: return one")
     key = jax.random.key(0)
-    outputs, other = jax.random.normal(key, (2, 2, 3, head.size))
-    reward, discount, weights = jnp.full((2, 3), 0.1), jnp.full((2, 3), 0.9), jnp.full((2, 3), 1 / 3)
+    outputs, other = jax.random.normal(key, (2, 2, 3, head.size), jnp.float32)
+    reward, discount, weights = (jnp.full((2, 3), x, jnp.float32) for x in (0.1, 0.9, 1 / 3))
 
     def expect(name: str, array: Any, shape: tuple[int, ...], least: float = -math.inf) -> None:
         if jnp.shape(array) != shape or jnp.asarray(array).dtype != jnp.float32:
@@ -207,10 +207,15 @@ def check(head: ValueHead) -> ValueHead:
             lowest = "" if math.isinf(least) else f" and at least {least:g}"
             raise ValueError(f"a head's {name} must be finite{lowest}")
 
+    def sums_to_one(name: str, array: Array) -> None:
+        if not jnp.allclose(array.sum(-1), 1, atol=1e-3):
+            raise ValueError(f"a head's {name} must sum to 1")
+
     values, target = head.value(outputs), head.target(reward, discount, other)
     expect("value", values, (2, 3))
     if head.probabilities is not None:  # what `divergence` and `same_target` take targets of logits for
         expect("target, as its outputs are logits,", target, (2, 3, head.size), 0.0)
+        sums_to_one("target, as its outputs are logits,", target)
     expect("loss", head.loss(outputs, target), (2, 3), 0.0)
     expect("clipped", head.clipped(reward, discount, other), (2, 3), 0.0)
     mixed = head.mix(outputs, weights)
@@ -223,6 +228,7 @@ def check(head: ValueHead) -> ValueHead:
         raise ValueError("a head's target must carry no gradient: jax.lax.stop_gradient")
     if head.probabilities is not None:
         expect("probabilities", head.probabilities(outputs), (2, 3, head.size), 0.0)
+        sums_to_one("probabilities", head.probabilities(outputs))
     for name, compare, second in (("divergence", divergence, target), ("dominance", dominance, other)):
         if getattr(head, name) or head.are_values or head.probabilities is not None:
             expect(name, compare(head, outputs, second), (2, 3), 0.0)
@@ -246,7 +252,7 @@ def starting_at(head: ValueHead, value: float) -> ValueHead:
         raise ValueError(
             "start is of heads with a support: outputs that are values begin near 0 by themselves"
         )
-    at_value = (jnp.float32(value), jnp.zeros(()), jnp.zeros(head.size))
+    at_value = (jnp.float32(value), jnp.float32(0), jnp.zeros(head.size, jnp.float32))
     if not math.isfinite(value) or head.clipped(*at_value) > 0:
         raise ValueError(f"start={value:g} must lie in the head's support")
     # Of NumPy, so that it is a constant of whichever program the head becomes a part of.
@@ -266,13 +272,13 @@ def starting_at(head: ValueHead, value: float) -> ValueHead:
 
 def scalar_target(head: ValueHead, value: Array) -> Array:
     """The target that says "exactly ``value``" [...] (a return, say), for any head."""
-    nothing = jnp.zeros((*value.shape, head.size))
+    nothing = jnp.zeros((*value.shape, head.size), jnp.float32)
     return head.target(value, jnp.zeros_like(value), nothing)
 
 
 def same_target(head: ValueHead, outputs: Array) -> Array:
     """The target that says "whatever ``outputs`` [..., K] represent", for any head."""
-    nothing = jnp.zeros(outputs.shape[:-1])
+    nothing = jnp.zeros(outputs.shape[:-1], jnp.float32)
     return head.target(nothing, jnp.ones_like(nothing), outputs)
 
 
@@ -323,7 +329,7 @@ def dominance(head: ValueHead, better: Array, worse: Array) -> Array:
         return jnp.maximum(_float32(worse, head.size) - _float32(better, head.size), 0.0).mean(-1)
     probabilities = _check_logits(head, "dominance")
     excess = probabilities(better) - probabilities(worse)
-    up_to = jnp.triu(jnp.ones((head.size, head.size)))  # a product is faster than `jnp.cumsum`
+    up_to = jnp.triu(jnp.ones((head.size, head.size), jnp.float32))  # a product is faster than `jnp.cumsum`
     cumulative = jnp.matmul(excess, up_to, precision=jax.lax.Precision.HIGHEST)
     return jnp.maximum(cumulative, 0.0).sum(-1)
 
@@ -443,7 +449,8 @@ def c51(low: float, high: float, size: int = 51) -> ValueHead:
         """Where every atom moves to, and its probability, [..., K] each."""
         _check_backup(reward, discount, outputs)
         probabilities = _softmax(_float32(outputs, size))
-        return reward[..., None] + discount[..., None] * atoms, jax.lax.stop_gradient(probabilities)
+        moved = jnp.float32(reward)[..., None] + jnp.float32(discount)[..., None] * atoms
+        return moved, jax.lax.stop_gradient(probabilities)
 
     def target(reward: Array, discount: Array, outputs: Array) -> Array:
         moved, probabilities = shift(reward, discount, outputs)
@@ -470,10 +477,13 @@ def quantile(size: int = 51, kappa: float = 1.0) -> ValueHead:
     ``range / 2K + kappa``. Where values vary by less than 1, lower ``kappa``.
 
     Raises:
-      ValueError: for ``size`` under 1 or ``kappa`` not above 0.
+      ValueError: for ``size`` under 1, or a ``kappa`` that is infinite or under 1e-6.
     """
-    if size < 1 or not kappa > 0:
-        raise ValueError(f"a quantile head needs size >= 1 and kappa > 0, not {size} and {kappa}")
+    if size < 1 or not 1e-6 <= kappa < math.inf:
+        raise ValueError(
+            f"a quantile head needs size >= 1 and a finite kappa >= 1e-6, not {size} and {kappa}; with a "
+            "large one it is squared error, divided by it"
+        )
     levels = (jnp.arange(size, dtype=jnp.float32) + 0.5) / size
 
     def value(outputs: Array) -> Array:
@@ -481,7 +491,8 @@ def quantile(size: int = 51, kappa: float = 1.0) -> ValueHead:
 
     def target(reward: Array, discount: Array, outputs: Array) -> Array:
         _check_backup(reward, discount, outputs)
-        return jax.lax.stop_gradient(reward[..., None] + discount[..., None] * _float32(outputs, size))
+        moved = jnp.float32(discount)[..., None] * _float32(outputs, size)
+        return jax.lax.stop_gradient(jnp.float32(reward)[..., None] + moved)
 
     each = _quantile_huber(levels, kappa)
 
@@ -586,7 +597,7 @@ def _scalar_backup(value: Callable[[Array], Array]) -> _Backup:
 
     def target(reward: Array, discount: Array, outputs: Array) -> Array:
         _check_backup(reward, discount, outputs)
-        return jax.lax.stop_gradient(reward + discount * value(outputs))
+        return jax.lax.stop_gradient(jnp.float32(reward) + jnp.float32(discount) * value(outputs))
 
     return target
 
@@ -605,7 +616,7 @@ def _encoded_backup(
 def _unbounded(reward: Array, discount: Array, outputs: Array) -> Array:
     """`clipped` of heads without a support."""
     _check_backup(reward, discount, outputs)
-    return jnp.zeros(reward.shape)
+    return jnp.zeros(reward.shape, jnp.float32)
 
 
 def _position(y: Array, low: float, step: float, steps: int) -> Array:
