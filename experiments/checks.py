@@ -232,7 +232,8 @@ def mesh(batch_size: int, mesh: jax.sharding.Mesh, seeds: int = 1) -> None:
     if batch_size % data:
         raise ValueError(
             f"--batch_size={batch_size} is not a multiple of the {data} devices that share each batch: change it, or "
-            "give another --mesh_data (docs/tpu_pod.md)"
+            "give --mesh_seed and --mesh_data, whose product is the number of devices, or hide devices "
+            "(CUDA_VISIBLE_DEVICES; docs/tpu_pod.md)"
         )
     if seeds % groups:
         raise ValueError(

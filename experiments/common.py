@@ -29,8 +29,6 @@ from rl.values.heads import HeadSettings, ValueHead
 
 # Settings that there were once: runs that are identified by them keep them, and go on.
 FORMER = ("unroll",)
-# Defaults of agents that there were once: runs that have them are those of today's.
-FORMER_DEFAULTS = {"target_entropy": 0.0}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -322,8 +320,7 @@ def _before(place: Path) -> dict[str, Any]:
 def known(chosen: dict[str, Any], usual: dict[str, Any], before: Any) -> dict[str, Any]:
     """The hyper-parameters ``chosen`` by flags, as a run ``before`` has them where flags leave them as ``usual``.
 
-    Those that it did not have are left out, and those that it has as they were by default once are as there. So a run
-    goes on with a version that has new ones, or other defaults.
+    Those that it did not have are left out. So a run goes on with a version that has new ones.
     """
     if not isinstance(before, dict):
         return chosen
@@ -331,11 +328,8 @@ def known(chosen: dict[str, Any], usual: dict[str, Any], before: Any) -> dict[st
     for name, value in chosen.items():
         if isinstance(value, dict) and usual.get(name) and name in before:
             of_run[name] = known(value, usual[name], before[name])
-        elif value != usual[name]:
+        elif value != usual[name] or name in before:
             of_run[name] = value
-        elif name in before:
-            former = before[name] == FORMER_DEFAULTS.get(name, ...)
-            of_run[name] = before[name] if former else value
     return of_run
 
 

@@ -263,7 +263,9 @@ def _epochs(
                 look = shard.on_all_hosts(jax.jit(looks[stage]), mesh)
                 rows = reading.in_batches(look, _whole(task, state), task.rows, settings.batch_size)
             dataset = shard.place_language(_dataset(task, rows), mesh)
-            for each in train.epochs(epoch, state, dataset, key, stop - max(first, start)):
+            count = stop - max(first, start)
+            # Scores are computed on the device, too, and a second copy of a large model may find no room there.
+            for each in train.epochs(epoch, state, dataset, key, count, ahead=False):
                 yield each
                 state = each[0]
 

@@ -205,14 +205,15 @@ def make_ensemble(settings: Settings, config: Config, spec: Spec) -> ensemble.En
         raise ValueError(f"{error}{hint}") from None
 
 
-def _print_notes(settings: Settings, config: Config, loaded: data.Loaded) -> None:
+def _print_notes(settings: Settings, chosen: Config, loaded: data.Loaded) -> None:
     """Prints what there is to know of the data, and which flags do nothing."""
     notes.show_note(settings, loaded)
     notes.note_unused_head(settings)
-    usual, usual_config = presets.usual("model_based", settings, config, "dataset")
-    of_run, of_agent = unused(settings, config)
+    usual, usual_config = presets.usual("model_based", settings, config(settings.agent), "dataset")
+    of_run, of_method = unused(settings, chosen)
+    of_agent = notes.unread(dataclasses.replace(settings, agent="sac_n"), chosen, loaded.spec)
     notes.note_unread(settings, usual, of_run)
-    notes.note_unread(config, usual_config, of_agent, "agent.")
+    notes.note_unread(chosen, usual_config, of_method | of_agent, "agent.")
 
 
 def unused(settings: Settings, config: Config) -> tuple[dict[str, str], dict[str, str]]:

@@ -59,9 +59,14 @@ def note_unused_by_agent(script: str, settings: Any, config: Any, task: str, spe
       task: the field of ``settings`` that names the task.
       spec: of observations and actions.
     """
-    _, usual = presets.usual(script, settings, config, task)
+    _, usual = presets.usual(script, settings, type(config)(), task)
+    note_unread(config, usual, unread(settings, config, spec), "agent.")
+
+
+def unread(settings: Any, config: Any, spec: Spec) -> dict[str, str]:
+    """`common.unread`, with what is of images alone where there are none."""
     of_images = {} if _has_images(spec) else dict.fromkeys(_OF_IMAGES, "no observation is an image")
-    note_unread(config, usual, {**common.unread(settings, config), **of_images}, "agent.")
+    return {**common.unread(settings, config), **of_images}
 
 
 def _has_images(spec: Spec) -> bool:

@@ -173,19 +173,22 @@ def stored(script: str, settings: Any, config: Any, task: str) -> dict[str, Any]
     preset = of_settings(script, settings, task)
     if preset is None:
         return None
-    published, chosen = _values(*usual(script, settings, config, task)), _values(settings, config)
+    published, chosen = _values(*usual(script, settings, type(config)(), task)), _values(settings, config)
     replaced = {name: chosen[name] for name in preset.flags if _text(chosen[name]) != _text(published[name])}
     return {"name": settings.preset, **preset._asdict(), "replaced": replaced}
 
 
 def usual(script: str, settings: S, config: T, task: str) -> tuple[S, T]:
-    """What settings and hyper-parameters are where no flag is given but those that choose agent, task and preset."""
+    """What settings and hyper-parameters are where no flag is given but those that choose agent, task and preset.
+
+    Without a preset hyper-parameters are those of ``config``, the agent's defaults.
+    """
     preset = of_settings(script, settings, task)
     chosen = preset.flags if preset else {}
     agent_flags = {name: _value(x, settings) for name, x in _agent_flags(chosen).items()}
     return (
         flags.with_fields(type(settings)(), _plain(chosen)),
-        flags.with_fields(type(config)(), agent_flags, "agent."),
+        flags.with_fields(config, agent_flags, "agent."),
     )
 
 

@@ -382,12 +382,14 @@ def epochs(
     run_keys: Key,
     count: int,
     measure: Callable[[Carried], Mapping[str, Any]] = lambda state: {},
+    *,
+    ahead: bool = True,
 ) -> Iterator[tuple[Carried, Report]]:
     """Runs ``count`` epochs and yields the state after each, with its report.
 
-    While the caller evaluates, logs and saves what was yielded, the next epoch already runs on the device. What the
-    device itself is to compute of a state would wait there for the end of that epoch, and all that follows with it:
-    ``measure`` comes before.
+    While the caller evaluates, logs and saves what was yielded, the next epoch already runs on the device, which holds
+    the state twice. What the device itself is to compute of a state would wait there for the end of that epoch, and all
+    that follows with it: ``measure`` comes before.
 
     Args:
       epoch: as from `population`; compiled here, once, with its state donated.
@@ -396,6 +398,8 @@ def epochs(
       run_keys: [S] keys of the run, not of the epoch.
       count: how many.
       measure: what is computed of each state, for its report; it must not keep it, as the next epoch consumes it.
+      ahead: False for models that fill the device: the next epoch begins when the caller asks for it, and consumes the
+        state that was yielded.
 
     Raises:
       Diverged: after an epoch in which a metric was not finite; says which, when, and for which seeds.
@@ -404,11 +408,11 @@ def epochs(
     # Arrays of JAX stay as they are: `jax.device_put` refuses those that lie on the devices of several hosts.
     dataset = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else jax.device_put(x), dataset)
     for remaining in range(count, 0, -1):
-        if remaining == count:
+        if remaining == count or not ahead:
             state, report = compiled(state, dataset, run_keys)
         finished = state
         finished_report = report._replace(measured=jax.device_get(measure(state)))
-        if remaining > 1:
+        if ahead and remaining > 1:
             # The epoch that is about to start consumes its input: the caller gets a copy.
             finished = jax.tree.map(jnp.copy, state)
             state, report = compiled(state, dataset, run_keys)

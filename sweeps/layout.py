@@ -27,7 +27,7 @@ from sweeps import files, scripts
 from sweeps.scripts import SCRIPTS
 
 CLAIM = ".claim"  # locked by the process that prepares or trains the program of the folder
-# Settings of a run that decide nothing that it learns, nor what it writes when it ends.
+# Settings of a run that decide nothing that it learns, nor what it writes when it ends (but see `_indifferent`).
 INDIFFERENT = (
     *("overwrite", "tensorboard", "wandb", "eval_processes", "env_processes"),
     *("mesh_seed", "mesh_data", "mesh_model", "read_once"),
@@ -167,7 +167,7 @@ def plan(runs: list[dict[str, Any]], most: int, script: str, root: Path) -> dict
         heads.check_name(getattr(settings, "head", "scalar"))
         if place in planned:
             length = SCRIPTS[script].length
-            equal = ", ".join(f"--{name}" for name in (length, *INDIFFERENT))
+            equal = ", ".join(f"--{name}" for name in (length, *_indifferent(program)))
             raise ValueError(
                 f"two runs of the sweep would share {place}: they differ in nothing but {equal}, if at all "
                 f"({planned[place].fixed} and {program.fixed}). Give each value once, and another --workdir for "
@@ -276,7 +276,9 @@ def _same(one: Any, other: Any) -> bool:
 def _folder(program: Program, root: Path) -> Path:
     script = SCRIPTS[program.script]
     fixed = {
-        name: _canonical(program, name) for name in program.fixed if name not in (script.length, *INDIFFERENT)
+        name: _canonical(program, name)
+        for name in program.fixed
+        if name not in (script.length, *_indifferent(program))
     }
     text = json.dumps([program.script, fixed, program.swept], sort_keys=True, default=str)
     words = [
@@ -285,6 +287,12 @@ def _folder(program: Program, root: Path) -> Path:
         if name in program.fixed
     ]
     return root / "-".join([*words, hashlib.sha256(text.encode()).hexdigest()[:8]])
+
+
+def _indifferent(program: Program) -> tuple[str, ...]:
+    """`INDIFFERENT`, but for how many devices share the batches where each draws from a part of the log of its own."""
+    parts = program.fixed.get("split_data") and _canonical(program, "split_data") is True
+    return tuple(name for name in INDIFFERENT if not (parts and name == "mesh_data"))
 
 
 def _canonical(program: Program, name: str) -> Any:

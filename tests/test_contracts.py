@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -604,9 +605,16 @@ def test_epochs_are_compiled_once_and_their_states_stay_usable() -> None:
     assert [int(state.step) for state, _ in yielded] == [STEPS, 2 * STEPS, 3 * STEPS]
     epoch = jax.jit(runs.epoch, donate_argnums=0)
     expected = start
-    for state, report in yielded:
+    in_turn = train.epochs(runs.epoch, jax.device_put(start), dataset, keys, 3, ahead=False)
+    for (state, report), (held, _) in zip(yielded, in_turn, strict=True):
         expected, expected_report = jax.device_get(epoch(jax.device_put(expected), dataset, keys))
         assert_same_bits((state, report), (expected, expected_report))
+        assert_same_bits(held, expected)
+    # Which holds no state twice: the next epoch was given the one that was yielded before.
+    first, second = itertools.islice(
+        train.epochs(runs.epoch, jax.device_put(start), dataset, keys, 2, ahead=False), 2
+    )
+    assert first[0].step.is_deleted() and not second[0].step.is_deleted()
 
 
 def test_what_is_measured_of_a_state_comes_before_the_next_epoch() -> None:

@@ -16,6 +16,7 @@ from experiments import common, trained
 from experiments import model_based as script
 from rl import checkpoint, data, envs, keys, locks, log, model_based
 from rl.dynamics import ensemble
+from rl.networks.layers import Architecture
 from rl.types import Spec
 
 SMALL = {"rollouts": 8, "length": 3, "updates": 4, "batch_size": 20, "real": 0.2, "hidden": (8,)}
@@ -303,6 +304,8 @@ def test_integer_actions_and_images_are_refused_with_agents_that_take_them(tmp_p
         ),
         ({"model_updates": 77, "model_patience": 3}, {}, ["model_patience"]),
         ({"agent": "mopo", "truth": 1.0}, {"penalty": 2.0}, ["agent.penalty"]),
+        ({"agent": "mopo", "truth": 1.0}, {}, []),  # the penalty is the method's own
+        ({"agent": "ravl"}, {"network": Architecture(shift=4)}, ["agent.network.shift"]),
         ({"agent": "mobile", "truth": 1.0}, {"penalty": 2.0}, ["agent.penalty"]),
         (
             {"truth": -1.0, "model_max_epochs": 7, "model_deterministic": True},

@@ -494,6 +494,13 @@ def test_half_a_description_of_the_cluster_is_refused(monkeypatch: pytest.Monkey
     assert not calls
 
 
+def test_a_cluster_without_an_address_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each process would take itself for the only one, and train everything."""
+    pretend(monkeypatch, {"JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "1"}, None)
+    with pytest.raises(ValueError, match="JAX_NUM_PROCESSES is set and JAX_COORDINATOR_ADDRESS is not"):
+        shard.initialize()
+
+
 def pretend(
     monkeypatch: pytest.MonkeyPatch,
     environment: dict[str, str],
@@ -508,7 +515,12 @@ def pretend(
         if error:
             raise error
 
-    for name in ("JAX_COORDINATOR_ADDRESS", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE"):
+    for name in (
+        "JAX_COORDINATOR_ADDRESS",
+        "JAX_NUM_PROCESSES",
+        "SLURM_STEP_NUM_TASKS",
+        "OMPI_COMM_WORLD_SIZE",
+    ):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)

@@ -1190,22 +1190,14 @@ def test_a_setting_that_a_run_did_not_know_yet_had_the_effect_of_its_default(
     assert counted == [0]
 
 
-def test_a_default_that_there_was_once_is_that_of_today(counted: list[int], tmp_path: Path) -> None:
-    """Stored SAC runs stay results, and other values of that setting are still another run's."""
-    sweep = yaml.safe_load(Path(seeds_sweep(tmp_path, 0)).read_text())
-    sweep["parameters"]["agent"] = {"value": "sac_n"}
-    file = write(tmp_path / "sweep.yaml", sweep)
-    start(file, f"--workdir={tmp_path}")
-    for stored, fits in ((0.0, True), (-1.0, False)):
-        with stored_card(tmp_path) as card:
-            card["config"]["target_entropy"] = stored
-        with (
-            contextlib.nullcontext()
-            if fits
-            else pytest.raises(checkpoint.CheckpointError, match="target_entropy")
-        ):
-            start(file, f"--workdir={tmp_path}")
-    assert counted == [0]
+def test_how_many_devices_share_a_batch_counts_where_each_has_a_part_of_the_log(tmp_path: Path) -> None:
+    """Its draws depend on it; elsewhere it changes the speed alone."""
+
+    def place(devices: int, **fixed: Any) -> Path:
+        return layout.folder(Program({"agent": "iql", "mesh_data": devices, **fixed}, {}), tmp_path)
+
+    assert place(2) == place(4)
+    assert place(2, split_data=True) != place(4, split_data=True)
 
 
 def test_a_metric_that_no_run_has_stops_the_sweep_and_loses_nothing(

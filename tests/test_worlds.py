@@ -300,6 +300,10 @@ def test_the_simulator_takes_any_leading_axes() -> None:
 def test_true_dynamics_that_nobody_has_are_refused() -> None:
     with pytest.raises(ValueError, match=r"no true dynamics for 'Ant-v5'.* There are some for Pendulum-v1"):
         truth.of("Ant-v5")
+    # Of one's own, whose dynamics are those of no built-in task, however they are called.
+    for own in ("pendulum_heavy:Heavy-v0", "hopper:Own-v0", "Hopper-Heavy-v0"):
+        with pytest.raises(ValueError, match=f"no true dynamics for '{own}'"):
+            truth.of(own)
 
 
 # ---- one interface ----------------------------------------------------------------------------------------

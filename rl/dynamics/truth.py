@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from rl.dynamics.base import Dynamics, true
-from rl.envs import distractors
+from rl.envs import distractors, registry
 from rl.machine import usable_cores
 from rl.types import Array
 
@@ -39,7 +39,8 @@ def of(environment: str, threads: int = 0) -> Dynamics:
         observations and actions.
     """
     name = distractors.parse(environment)
-    task = re.split(r"[^a-z0-9]+", name.base.lower())[0]
+    # Nothing but these names: what others register may move or reward otherwise, whatever it is called.
+    task = re.sub(r"-v\d+$", "", name.base.lower().removeprefix(registry.OURS))
     if task in ("pendulum", "cartpoleswingup") and name.kind != "noise":
         from rl.envs import cartpole_swingup, pendulum
 
@@ -50,7 +51,8 @@ def of(environment: str, threads: int = 0) -> Dynamics:
     if task not in ROBOTS or name.kind:
         raise ValueError(
             f"there are no true dynamics for {environment!r}: its state cannot be read off its observations, or nobody "
-            f"has written how. There are some for Pendulum-v1, CartPoleSwingUp-v0, {', '.join(ROBOTS)}"
+            f"has written how. There are some for Pendulum-v1, CartPoleSwingUp-v0, {', '.join(ROBOTS)}, and "
+            "rl.dynamics.base.true makes them of a function of your own"
         )
     simulator = _Simulator(environment, threads or usable_cores())
 

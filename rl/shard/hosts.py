@@ -54,13 +54,18 @@ def initialize() -> None:
     address = os.environ.get("JAX_COORDINATOR_ADDRESS")
     if address:
         jax.distributed.initialize(address, _number("JAX_NUM_PROCESSES"), _number("JAX_PROCESS_ID"))
-    elif any(int(os.environ.get(name, 1)) > 1 for name in _PROCESS_COUNTS):
+    elif any(_count(name) > 1 for name in _PROCESS_COUNTS):
         jax.distributed.initialize()
     elif "tpu" in (getattr(jax.config, "jax_platforms", None) or ""):  # JAX writes it where it finds TPUs
         with contextlib.suppress(ValueError):  # a TPU in no cluster, as in a notebook
             jax.distributed.initialize()
     if jax.distributed.is_initialized():
         _watch()
+    elif not address and _count("JAX_NUM_PROCESSES") > 1:
+        raise ValueError(
+            "JAX_NUM_PROCESSES is set and JAX_COORDINATOR_ADDRESS is not, so that each process would train by itself: "
+            "set it to host:port of process 0, or unset JAX_NUM_PROCESSES to run a single one"
+        )
 
 
 def lost(
@@ -89,8 +94,8 @@ def several() -> bool:
 
 
 def started() -> int:
-    """How many processes the run has: those that have joined, or are to, as JAX_NUM_PROCESSES says."""
-    return max(jax.process_count(), int(os.environ.get("JAX_NUM_PROCESSES") or 1))
+    """How many processes the run has: those that have joined, or are to, as JAX_NUM_PROCESSES or a launcher says."""
+    return max(jax.process_count(), *map(_count, ("JAX_NUM_PROCESSES", *_PROCESS_COUNTS)))
 
 
 def wait() -> None:
@@ -170,6 +175,14 @@ def _number(variable: str) -> int:
             f"JAX_COORDINATOR_ADDRESS is set, so {variable} must be a number, not {value!r}: set it for every "
             "process, or unset JAX_COORDINATOR_ADDRESS to run a single one"
         )
+    return int(value)
+
+
+def _count(variable: str) -> int:
+    """How many processes the variable says there are; 1 where it is not set."""
+    value = os.environ.get(variable) or "1"
+    if not value.isdigit():
+        raise ValueError(f"{variable} must be a number of processes, not {value!r}")
     return int(value)
 
 
