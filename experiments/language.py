@@ -52,7 +52,7 @@ from experiments import (
     notes,
 )
 from experiments.language_answers import GENERATED
-from experiments.language_log import Task
+from experiments.language_log import VERDICTS, Task
 from experiments.language_rank import CONTROL, RANKED, RANKING
 from experiments.language_settings import PROBLEMS, Settings, agent, check
 from rl import data, exported, keys, lifecycle, log, shard, statistics, train
@@ -151,7 +151,7 @@ def trained(settings: Settings, config: Any, task: Task, mesh: Mesh) -> tuple[Pa
         identity=IDENTITY,
         card={"digest": data.digest((_dataset(task), task.held_out)), "support": task.support},
         alike=_alike(settings, task),
-        leaves=(RANKED, RANKING, GENERATED, POLICY, PLAYED, CONTROL),
+        leaves=(RANKED, RANKING, GENERATED, POLICY, PLAYED, CONTROL, VERDICTS),
     )
     common.check(this)
     if task.base is not None:
@@ -172,6 +172,8 @@ def trained(settings: Settings, config: Any, task: Task, mesh: Mesh) -> tuple[Pa
     with lifecycle.session(this, start) as session:
         if shard.is_main():
             log.drop_after(this.folder / PLAYED, start.step)
+            if task.verdicts:
+                log.write_json(this.folder / VERDICTS, task.verdicts)
         sample = shard.data_parallel(replay.sampler(settings.batch_size), mesh)
         sample = sample if task.base is None else adapters.sampler(sample)
         update = _learner(settings, config, task).update
@@ -333,8 +335,9 @@ def problem(settings: Settings, config: Any, stack: ExitStack) -> Task:
         notes.note_unread(settings, Settings(), {"date": "it is for chat templates, and no row has messages"})
     context = language_model.config.context
     limit = settings.length or context
-    episodes, problems, returns, beyond = language_log.episodes(
-        settings, read, words, limit, game, tasks, pool
+    folder = common.folder(settings, _name(settings))
+    episodes, problems, returns, beyond, verdicts = language_log.episodes(
+        settings, read, words, limit, game, tasks, pool, folder
     )
     if settings.best < 1:
         episodes = replay.best(episodes, settings.best, returns)
@@ -363,6 +366,7 @@ def problem(settings: Settings, config: Any, stack: ExitStack) -> Task:
         language_log.candidates(settings, words, candidate_sets, context),
         language_log.prompts_that_fit(settings, words, prompts, context) if prompts else [],
         adapters.frozen(language_model.params) if settings.lora_rank else None,
+        verdicts,
     )
 
 

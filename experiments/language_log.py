@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import itertools
 import json
 import sys
+import types
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +27,7 @@ from rl.language.pretrained import Pretrained
 from rl.language.speak import Words
 from rl.programs.pool import Pool
 from rl.programs.problems import Problem, Samples
+from rl.programs.verdicts import Verdict
 from rl.replay import tokens as replay
 from rl.replay.tokens import Episode
 from rl.types import Params, TokenBatch
@@ -35,6 +39,8 @@ STOPS: dict[str, tuple[str, ...]] = {
     "humaneval": ("\nclass", "\ndef", "\n#", "\nif", "\nprint"),
     "mbpp": ("\nif", "\nprint", "\nassert", '\n"""'),
 }
+
+VERDICTS = "verdicts.json"  # in the run folder
 
 _Numbered = list[tuple[int, Dialogue | Chat]]  # by line
 
@@ -55,6 +61,7 @@ class Task(NamedTuple):
     candidates: TokenBatch | None  # all of them, in their order
     prompts: Sequence[dialogues.Prompt]  # to be gone on with
     base: Params | None  # what adapters are on
+    verdicts: Mapping[str, Any]  # as of `Log`
 
 
 class Log(NamedTuple):
@@ -64,6 +71,9 @@ class Log(NamedTuple):
     problems: list[bytes]  # what each is an answer to
     returns: list[float]  # the sum of its rewards
     beyond: int  # how many of the lines had too many tokens
+    verdicts: Mapping[str, Any] = types.MappingProxyType(
+        {}
+    )  # what `VERDICTS` says of its programs, if it has any
 
 
 def environment(settings: Settings, tasks: Sequence[Problem], pool: Pool | None) -> Game | None:
@@ -105,6 +115,7 @@ def episodes(
     game: Game | None,
     tasks: Sequence[Problem],
     pool: Pool | None,
+    folder: Path,
 ) -> Log:
     """The log in tokens. How many of its lines had more than ``limit`` of them is said.
 
@@ -116,6 +127,7 @@ def episodes(
       game: see `environment`.
       tasks: the problems that logged programs are for.
       pool: where these are run.
+      folder: of the run, which goes on with the verdicts that it began with.
 
     Raises:
       ValueError: a line that cannot be used; the message says which.
@@ -124,11 +136,11 @@ def episodes(
         assert game and game.logged  # as `experiments.language_settings.check` has seen to
         played = game.logged(settings.episodes, np.random.default_rng(settings.seed))
         return _in_tokens("episode", words, list(enumerate(played, start=1)), limit, settings)
-    numbered = _judged(settings, read, tasks, pool)
+    numbered, verdicts = _judged(settings, read, tasks, pool, folder)
     in_tokens = _in_tokens(f"{settings.log}, line", words, numbered, limit, settings)
     if any(isinstance(one, Chat) for _, one in numbered):
         _warn_of_time(words)
-    return in_tokens
+    return in_tokens._replace(verdicts=verdicts)
 
 
 def candidates(
@@ -239,10 +251,11 @@ def _judged(
     read: Mapping[int, Dialogue | Chat | Samples],
     tasks: Sequence[Problem],
     pool: Pool | None,
-) -> _Numbered:
+    folder: Path,
+) -> tuple[_Numbered, dict[str, Any]]:
     """What a log has, whose programs have met the tests of their problems, cut as those that are played.
 
-    How many were cut is said.
+    How many were cut is said. The second is what `VERDICTS` is to say of them.
 
     Raises:
       ValueError: there are programs and not their problems, or two of the same name.
@@ -276,11 +289,29 @@ def _judged(
             file=sys.stderr,
         )
     pairs = [(of_name[task.name], programs.whole(task, completion)) for _, task, completion in sampled]
-    verdicts = pool.run(pairs) if pool else []
+    record = _verdicts(settings, pairs, pool, folder) if pool and pairs else {}
+    verdicts = [Verdict[name] for name in record.get("verdicts", [])]
     numbered: _Numbered = [(line, one) for line, one in read.items() if not isinstance(one, Samples)]
     for (line, task, completion), verdict in zip(sampled, verdicts, strict=True):
         numbered.append((line, programs.dialogue(task, completion, verdict)))
-    return sorted(numbered, key=lambda pair: pair[0])
+    return sorted(numbered, key=lambda pair: pair[0]), record
+
+
+def _verdicts(
+    settings: Settings, pairs: Sequence[tuple[Problem, str]], pool: Pool, folder: Path
+) -> dict[str, Any]:
+    """The ``verdicts`` on programs by name, and the ``digest`` of what was run.
+
+    A run that goes on takes those that it began with, if they are of the same programs, tests and limits: one near a
+    limit, or that draws from chance, may fare otherwise the next time, and its data would be others.
+    """
+    asked = (list(pairs), settings.program_seconds, settings.program_memory)
+    digest = hashlib.sha256(repr(asked).encode(errors="surrogatepass")).hexdigest()
+    if not settings.overwrite and (folder / VERDICTS).exists():
+        stored: dict[str, Any] = log.read_json(folder / VERDICTS)
+        if stored.get("digest") == digest:
+            return stored
+    return {"digest": digest, "verdicts": [verdict.name for verdict in pool.run(pairs)]}
 
 
 def _in_tokens(

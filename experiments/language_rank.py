@@ -81,9 +81,9 @@ def rank(
 def check_control(task: Task) -> None:
     """Raises ValueError if what the control would be fine-tuned on is all of the log, or nothing."""
     weights = task.rows.imitate[task.rows.is_action]
-    if weights.min() > 0 or weights.max() == 0:
+    if weights.min() == weights.max():
         raise ValueError(
-            "--control=rft is fine-tuned on what is to be imitated, and that is all of the log or nothing: give "
+            "--control=rft is fine-tuned on what is to be imitated, and that is all of the log alike, or nothing: give "
             "imitate in each row, or --best=0.1, for which returns must differ"
         )
 

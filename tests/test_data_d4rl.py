@@ -252,6 +252,9 @@ def test_the_reference_is_of_the_datasets_own_task(tmp_path):
     write(tmp_path / "hopper_medium-v2.hdf5", steps())
     load = lambda name: d4rl.load("hopper-medium-v2", folder=tmp_path, environment=name)
     assert load("Hopper-v5").reference == load("Hopper").reference == (-20.272305, 3234.3)
+    own = write(tmp_path / "mine.hdf5", steps())  # of one's own, told by the environment, in any version
+    assert data.load(own, environment="Hopper-v5").reference == (-20.272305, 3234.3)
+    assert data.load(own, environment="Ant-v5").reference is None
     other = load("Walker2d-v4")
     assert other.environment == "Walker2d-v4" and other.reference is None
     assert other.note.endswith("is of Hopper-v4, and they are evaluated in Walker2d-v4")

@@ -131,6 +131,16 @@ def test_the_environment_decides_the_task(tmp_path):
     assert set(np.unique(loaded.dataset.transitions.reward)) <= {-1.0, 0.0}
     assert loaded.environment == "pointmaze-medium-singletask-task2-v0"
     assert loaded.source == "OGBench layout: mine.npz"
+    columns = dict(np.load(path))
+    np.savez(tmp_path / "rewarded.npz", **columns, rewards=np.ones(len(columns["actions"])))
+    with pytest.raises(
+        DataError, match=r"'rewards', but .* rewards are those of pointmaze-medium-singletask-task2"
+    ):
+        data.load(str(tmp_path / "rewarded.npz"), environment="pointmaze-medium-singletask-task2-v0")
+    columns["timeouts"] = columns.pop("terminals")  # which mark ends as well
+    np.savez(tmp_path / "timeouts.npz", **columns)
+    alike = data.load(str(tmp_path / "timeouts.npz"), environment="pointmaze-medium-singletask-task2-v0")
+    np.testing.assert_array_equal(alike.dataset.transitions.reward, loaded.dataset.transitions.reward)
     # To evaluate in an environment of one's own takes no rewards away.
     write(tmp_path / "pointmaze-medium-navigate-v0.npz", **FILES["pointmaze-medium-navigate-v0"])
     elsewhere = data.load(

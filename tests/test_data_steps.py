@@ -161,6 +161,13 @@ def test_rows_of_environments_side_by_side_are_told_from_other_disorder():
     log = {name: array[order] for name, array in chained(1000).items()}
     with pytest.raises(DataError, match="steps later: the rows of 4 environments stand side by side"):
         from_steps(**log, source="mine")
+    # Of dictionaries all entries must say so: a goal that never changes follows any other row.
+    order = np.random.default_rng(0).permutation(1000)
+    log = {name: array[order] for name, array in chained(1000).items()}
+    for name in ("observations", "next_observations"):
+        log[name] = {"desired_goal": np.zeros((1000, 1), np.float32), "observation": log[name]}
+    with pytest.raises(DataError, match="If the steps are in order, next_observations are wrong"):
+        from_steps(**log, source="mine")
 
 
 def test_a_tenth_of_the_steps_may_end_unmarked():

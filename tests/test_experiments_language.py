@@ -452,7 +452,18 @@ def test_programs_of_a_log_earn_what_their_tests_say(files: Path, tmp_path: Path
     log_file = write(tmp_path / "log.jsonl", rows)
     chosen = settings(files, tmp_path, log=log_file, environment="apps", environment_file="apps.jsonl")
     with Pool(1, isolation="none") as pool:
-        judged = language_log._judged(chosen, dialogues.read(log_file), tasks, pool)
+        judged, record = language_log._judged(chosen, dialogues.read(log_file), tasks, pool, tmp_path)
+        # A run that goes on has the verdicts that it began with, also where a program would fare otherwise by now.
+        log.write_json(
+            tmp_path / language_log.VERDICTS, record | {"verdicts": ["FAILED", "PASSED", "TIMEOUT"]}
+        )
+        for settings_of, imitated in (
+            (chosen, [0.0, 1.0, 0.0]),
+            (dataclasses.replace(chosen, overwrite=True), [1.0, 0.0, 0.0]),
+            (dataclasses.replace(chosen, program_seconds=2), [1.0, 0.0, 0.0]),
+        ):
+            again, _ = language_log._judged(settings_of, dialogues.read(log_file), tasks, pool, tmp_path)
+            assert [one.imitate for line, one in again if line == 2] == imitated
         assert [line for line, _ in judged] == [1, 2, 2, 2, 3]
         programs = [one for line, one in judged if line == 2]
         assert [one.turns for one in programs] == [
@@ -464,7 +475,7 @@ def test_programs_of_a_log_earn_what_their_tests_say(files: Path, tmp_path: Path
         with pytest.raises(
             ValueError, match=r"line 1: these are programs for 'APPS/8', and apps.jsonl has no such"
         ):
-            language_log._judged(chosen, dialogues.read(log_file), tasks, pool)
+            language_log._judged(chosen, dialogues.read(log_file), tasks, pool, tmp_path)
         assert language_log.environment(dataclasses.replace(chosen, eval_episodes=0), tasks, pool) is None
         game = language_log.environment(chosen, tasks, pool)
         assert game and len(text.play(game, lambda all_: [""] * len(all_), 2, np.random.default_rng(0))) == 2
@@ -487,7 +498,9 @@ def test_programs_of_a_log_are_cut_as_those_that_are_played(
 
         def judged(environment: str) -> list[tuple[str, float]]:
             of_environment = dataclasses.replace(chosen, environment=environment)
-            numbered = language_log._judged(of_environment, dialogues.read(log_file), [task], pool)
+            numbered, _ = language_log._judged(
+                of_environment, dialogues.read(log_file), [task], pool, tmp_path
+            )
             return [(one.turns[1].text, one.turns[1].reward) for _, one in numbered]
 
         assert judged("humaneval") == [(right, 1.0), (right, 1.0), ("    (", -1.0)]
@@ -876,7 +889,7 @@ def test_the_best_of_a_log_are_imitated(files: Path, tmp_path: Path, capsys: pyt
     for every in (np.ones_like, np.zeros_like):
         rows = task.rows._replace(imitate=every(task.rows.imitate))
         with pytest.raises(
-            ValueError, match=r"all of the log or nothing: give imitate in each row, or --best=0.1"
+            ValueError, match=r"all of the log alike, or nothing: give imitate in each row, or --best=0.1"
         ):
             language_rank.check_control(task._replace(rows=rows))
 

@@ -43,6 +43,12 @@ def test_texts_are_scored_and_compared_with_what_followed() -> None:
     logits = lm.logits(state.params["policy"], lm.features(state.params["policy"], rows.tokens, rows.segment))
     by_hand = jax.nn.log_softmax(logits)[:, [0, 1], [1, 2]]
     np.testing.assert_allclose(arrays["log_probability"][:, 1:3], by_hand, rtol=1e-5)
+    alone = reading.reader(lm)(
+        state, rows
+    )  # what has no values is ranked by what it would have said, prompts apart
+    np.testing.assert_allclose(
+        alone["score"], np.where(arrays["taken"], arrays["log_probability"], 0), rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize("long", [[], [100], [1, 40, 100, 100]])

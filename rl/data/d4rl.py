@@ -28,6 +28,7 @@ from rl.data.steps import (
     reference,
     reference_in,
     require,
+    same_task,
 )
 from rl.files import DataError, existing, expanded, reading
 
@@ -295,8 +296,8 @@ def _task(path: Path, card: Mapping[str, Any], environment: str | None) -> Task:
         if _file(entry) == path.name:
             return entry.task
     for task in (*_LOCOMOTION.values(), *_ADROIT.values()):
-        if environment is not None and task.environment == environment:
-            return task
+        if environment is not None and task.environment and same_task(task.environment, environment):
+            return task._replace(environment=environment)
     return Task(None, None, "no environment: the file names none; give it to the run (--environment=NAME)")
 
 

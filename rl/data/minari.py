@@ -102,10 +102,11 @@ def load(
 def write(data: Loaded, name: str) -> None:
     """Store ``data`` as the local Minari dataset ``name`` (``headway/hopper-medium-regen-v5``).
 
-    Observations are float32 and actions lie in [-1, 1]; environment and reference go along if they are known.
-    Rewards, ends and successors are those of ``data``: reading it back with `load` gives the same digest, but where the
-    last action of an episode was logged without what it led to (files without ``next_observations``). Minari has no
-    place for such an action, which is the next action of the step before it, and which nobody knows then.
+    Observations are float32 and actions lie in [-1, 1]; environment and reference go along if they are known (Minari
+    keeps no reference without an environment). Rewards, ends and successors are those of ``data``: reading it back with
+    `load` gives the same digest, with two exceptions. Where the last action of an episode was logged without what it
+    led to (files without ``next_observations``), Minari has no place for it, and nobody knows then the next action of
+    the step before it. And next observations that differ from what is logged next by rounding become equal to it.
 
     Raises:
         DataError: there is such a dataset, the name is not one for Minari, a step ends the task but not its episode,
@@ -171,8 +172,11 @@ def _space(bound: float, shape: tuple[int, ...]) -> Any:
 def _unit_environment(data: Loaded) -> str | None:
     import gymnasium
 
+    from rl.envs import registry
+
     if data.environment is None:
         return None
+    registry.registered(data.environment)  # imports the package that knows the name
     box: Any = gymnasium.make(data.environment).action_space
     if not (np.all(box.low == -1) and np.all(box.high == 1)):
         raise DataError(f"{data.source}: {data.environment} takes {box}, but the actions here are in [-1, 1]")

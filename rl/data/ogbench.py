@@ -146,10 +146,11 @@ def _dataset(path: Path, environment: str | None, build: Callable[[str], Any], c
     """The steps in a file, with the rewards of the environment's task."""
     download.verify(path)
     arrays = _read(path)
-    if not _has_task(environment) and np.count_nonzero(arrays.get("rewards", 0)):
+    if np.count_nonzero(arrays.get("rewards", 0)):
+        task = f", whose rewards are those of {environment}" if _has_task(environment) else ""
         raise DataError(
-            f"{path} holds 'rewards', but OGBench's layout has none, and they would be ignored: save the log as .hdf5 "
-            "in D4RL's layout (docs/own_data.md), or leave them out"
+            f"{path} holds 'rewards', but OGBench's layout has none{task}, and they would be ignored: save the log as "
+            ".hdf5 in D4RL's layout (docs/own_data.md), or leave them out"
         )
     rows = sum(arrays["observations"].shape[:1])
     ends = np.zeros(rows, bool)
@@ -282,7 +283,7 @@ def _label(
     require(arrays, needed, source)
     states = {name: arrays[name] for name in needed}
     for name, state in states.items():
-        if state.ndim != 2 or len(state) != len(arrays["terminals"]) or state.dtype.kind not in "fiub":
+        if state.ndim != 2 or len(state) != len(arrays["observations"]) or state.dtype.kind not in "fiub":
             raise DataError(
                 f"{source}: {name} have shape {state.shape}, but one row per step is needed, of numbers "
                 f"({state.dtype} here)"

@@ -584,10 +584,12 @@ def _check_order(unmarked: np.ndarray, observations: Any, next_observations: Any
 
 def _environments(observations: Any, next_observations: Any) -> int:
     """How many environments' rows stand side by side, as a vector of them is logged step by step; 0 if none do."""
-    first, after = nest.leaves(observations)[0], nest.leaves(next_observations)[0]
-    rows = min(len(first) // 2, _LOOKED_AT)
+    columns = list(zip(nest.leaves(observations), nest.leaves(next_observations), strict=True))
+    rows = min(len(columns[0][0]) // 2, _LOOKED_AT)
     for count in range(2, rows + 1):
-        same = np.equal(after[:rows], first[count : count + rows]).reshape(rows, -1).all(1)
+        same = np.ones(rows, bool)
+        for first, after in columns:
+            same &= np.equal(after[:rows], first[count : count + rows]).reshape(rows, -1).all(1)
         if same.mean() > 0.5:
             return count
     return 0

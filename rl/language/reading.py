@@ -41,7 +41,7 @@ def reader(
             "log_probability": log_probability,
         }
         if token_values is None:
-            return outputs | {"score": log_probability}
+            return outputs | {"score": jnp.where(outputs["taken"], log_probability, 0.0)}
         judged = token_values(state, batch)
         return outputs | {"score": judged.score, "q": judged.q}
 
