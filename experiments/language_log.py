@@ -71,9 +71,8 @@ class Log(NamedTuple):
     problems: list[bytes]  # what each is an answer to
     returns: list[float]  # the sum of its rewards
     beyond: int  # how many of the lines had too many tokens
-    verdicts: Mapping[str, Any] = types.MappingProxyType(
-        {}
-    )  # what `VERDICTS` says of its programs, if it has any
+    # What `VERDICTS` says of its programs, if it has any.
+    verdicts: Mapping[str, Any] = types.MappingProxyType({})
 
 
 def environment(settings: Settings, tasks: Sequence[Problem], pool: Pool | None) -> Game | None:

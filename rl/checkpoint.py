@@ -89,9 +89,8 @@ def save(
         with _removed_on_failure(partial):
             if jax.process_index() == 0:
                 folder.mkdir(parents=True, exist_ok=True)
-                if _is_whole(
-                    partial
-                ):  # its process was killed before it renamed it, and it may be the only one
+                # One whose process was killed before it renamed it may be the only one.
+                if _is_whole(partial):
                     _put_in_place(partial)
                 shutil.rmtree(partial, ignore_errors=True)
             _wait_for_all(f"{partial} may be written")

@@ -109,9 +109,8 @@ def open_run(
         def write(step: int, metrics: Mapping[str, Any]) -> None:
             values = {name: _numbers(name, value) for name, value in metrics.items()}
             _append(file, _to_json({"step": int(step), **values}).encode() + b"\n")
-            os.fsync(
-                file.fileno()
-            )  # as checkpoints are, which count the lines: a power cut takes none of them
+            # As checkpoints are, which count the lines: a power cut takes none of them.
+            os.fsync(file.fileno())
             for copy in copies:
                 copy(int(step), _means(values, variants))
 

@@ -101,7 +101,8 @@ def scan_updates(
                     "and with the one that it was given every update would draw the same"
                 )
             # One that is compiled by itself returns another array of the same step: the loop counts in any case.
-            return after._replace(step=state.step + 1), metrics
+            count = lambda x: x._replace(step=state.step + 1) if _is_state(x) else x
+            return jax.tree.map(count, after, is_leaf=_is_state), metrics
 
         shapes = {name: metric.shape for name, metric in jax.eval_shape(one, state)[1].items()}
         if arrays := {name: shape for name, shape in shapes.items() if shape}:

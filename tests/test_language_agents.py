@@ -316,7 +316,8 @@ def test_every_float_can_be_swept(module: Any) -> None:
     config = dataclasses.replace(module.Config(), **({} if module is lm_bc else {"inner": 16}))
     names = [field.name for field in dataclasses.fields(config) if train.can_be_swept(config, field.name)]
     sweep = {name: [getattr(config, name) or 0.5] * 2 for name in names}  # no 0, which is a switch
-    make = lambda config: module.make(config, language_model(), head("scalar"))
+    lm = language_model()  # cached, and so never made while a program is traced
+    make = lambda config: module.make(config, lm, head("scalar"))
     runs = train.population(make, config, lambda dataset, key, step: dataset, 1, sweep=sweep)
     keys = jax.random.split(jax.random.key(0), 2)
     jax.eval_shape(runs.epoch, jax.eval_shape(runs.init, keys, data()), data(), keys)
