@@ -145,9 +145,8 @@ def test_only_the_last_three_evaluations_count(tmp_path: Path) -> None:
     np.testing.assert_array_equal(rates["updates"], [1, 2, 3])
     assert rates["tasks"]["task1"]["mean"] == pytest.approx(2 / 3) and rates["tasks"]["task5"]["mean"] == 0
     assert rates["tasks"]["all"]["mean"] == pytest.approx(8 / 15)
-    (tmp_path / log.METRICS).write_text(
-        ""
-    )  # all lines were lost, and the run is to be summed up all the same
+    # All lines were lost, and the run is to be summed up all the same.
+    (tmp_path / log.METRICS).write_text("")
     assert goals.reached(settings(tmp_path), tmp_path, "goals/TwoRooms-v0") == {}
 
 
