@@ -101,10 +101,15 @@ def place_split(dataset: Dataset, mesh: Mesh) -> Dataset:
 
 def gather(tree: Tree, mesh: Mesh) -> Tree:
     """Global arrays as NumPy arrays, whole on every host. All hosts must call it."""
-    if jax.process_count() == 1:
+    if all(map(_is_here, jax.tree.leaves(tree))):
         # Without a program, which an accelerator would start after the epoch that runs.
         return jax.device_get(tree)
     return jax.device_get(_everywhere(mesh)(tree))
+
+
+def _is_here(leaf: Any) -> bool:
+    """Whether this host holds the whole array, by itself or as every other does; the same on all hosts."""
+    return not isinstance(leaf, jax.Array) or leaf.is_fully_addressable or leaf.is_fully_replicated
 
 
 @functools.cache
