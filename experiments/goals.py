@@ -107,6 +107,7 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
     start = lifecycle.begin(this, {"state": shard.place_state(state, mesh)})
     if start.result is not None:
         render(settings, config, sweep, this, task, start.tree["state"], mesh)
+        run_folder.complete(this.folder)
         return start.result
     if shard.is_main():
         _print_notes(settings, config, task)
@@ -137,6 +138,7 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
             environment=task.environment,
         )
     render(settings, config, sweep, this, task, state, mesh)
+    run_folder.complete(this.folder)
     return result
 
 
@@ -162,6 +164,7 @@ def _run(settings: Settings, config: Any, sweep: Mapping[str, list[float]], task
         alike={"held_out": len(task.validation.end) if task.validation else 0},
         variants=logged.parameters(sweep),
         leaves=(run_folder.ROLLOUTS,),
+        follows=bool(settings.render),
         task_episodes=settings.eval_episodes,
     )
 

@@ -55,7 +55,7 @@ from experiments.language_answers import GENERATED
 from experiments.language_log import VERDICTS, Task
 from experiments.language_rank import CONTROL, RANKED, RANKING
 from experiments.language_settings import PROBLEMS, Settings, agent, check
-from rl import data, exported, keys, lifecycle, log, shard, statistics, train
+from rl import data, exported, keys, lifecycle, log, run_folder, shard, statistics, train
 from rl.agents import bcoder
 from rl.data import dialogues
 from rl.envs import text
@@ -80,6 +80,7 @@ IDENTITY = (
     *("batch_size", "accumulate", "best", "eval_every", "eval_episodes", "action_tokens", "temperature"),
     *("program_seconds", "program_memory"),
 )
+LEFT_OPEN = ("action_tokens",)  # the environment decides it where no flag does, and a run writes that down
 
 
 def run(settings: Settings, config: Any) -> dict[str, Any]:
@@ -121,7 +122,8 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
             language_rank.check_control(task)
         mesh = shard.grid(settings.mesh_data, settings.mesh_model)
         checks.mesh(settings.batch_size, mesh)
-        folder, state, result = trained(settings, config, task, mesh)
+        follows = bool(settings.rank or settings.generate or settings.export)
+        folder, state, result = trained(settings, config, task, mesh, follows)
     state = state._replace(optimiser={})  # which makes room
     if task.candidate_sets:
         baselines = {}
@@ -137,11 +139,17 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
         )
     if settings.export:
         export(settings, config, task, state, folder, mesh)
+    run_folder.complete(folder)
     return result
 
 
-def trained(settings: Settings, config: Any, task: Task, mesh: Mesh) -> tuple[Path, State, dict[str, Any]]:
-    """The run folder, what was learned, without adapters (`_whole`), and what result.json says."""
+def trained(
+    settings: Settings, config: Any, task: Task, mesh: Mesh, follows: bool = False
+) -> tuple[Path, State, dict[str, Any]]:
+    """The run folder, what was learned, without adapters (`_whole`), and what result.json says.
+
+    Whether something ``follows`` says `rl.run_folder.Run`.
+    """
     key = jax.random.key(settings.seed)
     this = common.run(
         settings,
@@ -152,6 +160,7 @@ def trained(settings: Settings, config: Any, task: Task, mesh: Mesh) -> tuple[Pa
         card={"digest": data.digest((_dataset(task), task.held_out)), "support": task.support},
         alike=_alike(settings, task),
         leaves=(RANKED, RANKING, GENERATED, POLICY, PLAYED, CONTROL, VERDICTS),
+        follows=follows,
     )
     common.check(this)
     if task.base is not None:

@@ -65,6 +65,8 @@ IDENTITY = (
     *("offline_ratio", "clip_actions", "relabel_success", "priority", "priority_correction"),
     *("chunk", "replan_every"),
 )
+# Settings that the run of --init_from decides where flags do not; a run writes down what that says.
+LEFT_OPEN = ("head_start", "head_kappa", "head_sigma")
 
 
 @dataclasses.dataclass(frozen=True)

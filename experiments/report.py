@@ -45,7 +45,7 @@ from experiments import (
 from experiments.report_runs import Part
 from rl import log, outcomes
 from rl.files import expanded
-from sweeps import layout
+from sweeps import files, layout
 from sweeps.layout import Sweep
 from sweeps.scripts import SCRIPTS
 
@@ -122,7 +122,8 @@ def run(plans: Sequence[Sweep], out: str, baseline: str = "", evaluations: int =
 
 def _question(file: str) -> str:
     """The first sentence of the comment that a sweep file begins with: what it is made for."""
-    comment = itertools.takewhile(lambda line: line.startswith("# "), Path(file).read_text().splitlines())
+    lines = files.find(file).read_text(encoding="utf-8").splitlines()
+    comment = itertools.takewhile(lambda line: line.startswith("# "), lines)
     words = " ".join(line[2:].strip() for line in comment)
     return re.split(r"(?<=[.?])\s", words, maxsplit=1)[0]
 
@@ -152,17 +153,17 @@ def _unit(script: str) -> str:
 
 
 def main(argv: list[str], values: absl_flags.FlagValues = absl_flags.FLAGS) -> None:
-    files = argv[1:]
-    if not files:
+    names = argv[1:]
+    if not names:
         raise ValueError("give a sweep file: python -m experiments.report sweeps/boards/locomotion.yaml")
-    if values.workdir and len(files) > 1:
+    if values.workdir and len(names) > 1:
         raise ValueError(
             "--workdir is the folder of one sweep, and these are several files: report them apart"
         )
     if values.workdir and not expanded(values.workdir).is_dir():
         raise ValueError(f"--workdir={values.workdir} is no folder: give that of sweeps.run")
-    layout.check_draws(files, values)
-    plans = [layout.from_flags(file, {}, values) for file in files]
+    layout.check_draws(names, values)
+    plans = [layout.from_flags(name, {}, values) for name in names]
     out = str(expanded(values.out or usual_folder(plans[0])))
     stored = [str(folder) for folder in [Path(out) / STORED] if folder.is_dir()]
     plans = [layout.with_finished(plan, stored) for plan in plans]
@@ -181,7 +182,7 @@ def main(argv: list[str], values: absl_flags.FlagValues = absl_flags.FLAGS) -> N
 
 def usual_folder(plan: Sweep) -> Path:
     """Where the report of a sweep goes: those of the boards here are stored, others are not."""
-    file = Path(plan.file).resolve()
+    file = files.find(plan.file).resolve()
     board = file.parent == Path(layout.__file__).parent / "boards"
     return Path("results/boards", file.stem) if board else plan.root / "report"
 

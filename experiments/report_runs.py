@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments import notes, studies
-from rl import checkpoint, log
+from rl import checkpoint, log, outcomes
 from sweeps import layout, records
 from sweeps.layout import Program, Sweep
 from sweeps.scripts import SCRIPTS
@@ -23,6 +23,10 @@ OTHER = "other code"  # the state of a folder that holds another run than the sw
 INDIFFERENT = (
     *("seed", "seeds", "workdir", *layout.INDIFFERENT),
     *("mesh_seed", "mesh_data", "data_folder", "validation", "save_every", "preset"),
+)
+_UNSCORED = (
+    "Reports are of the scores of policies in an environment, and of language models there are none: sweeps.run ranks "
+    "such runs by any metric that they log"
 )
 
 
@@ -57,9 +61,9 @@ def read(plan: Sweep) -> Iterator[Part]:
         settings, *_ = layout.arguments(program, place)
         state, where, index, count = states[place], place, i, program.runs
         result = None
-        if state.name != OTHER and layout.finished(program, place):
+        if state.name != OTHER and layout.has_result(program, place):
             result = studies.load(place / log.RESULT)
-        elif program.runs > 1 and state.name != OTHER and layout.finished(single, alone):
+        elif program.runs > 1 and state.name != OTHER and layout.has_result(single, alone):
             where, index, count = alone, 0, 1  # its program diverged
             result = studies.load(where / log.RESULT)
         yield Part(
@@ -224,8 +228,8 @@ def check_metric(parts: Sequence[Part], score: str, plans: Sequence[Sweep]) -> N
         there = sorted({name for names in known for name in names})
         raise ValueError(
             f"{', '.join(plan.file for plan in plans)}: no finished run has scores of the metric "
-            f"{plans[0].metric}; they have {', '.join(f'eval/{name}' for name in there) or 'none'}. Change the metric "
-            "in the file; the runs stay as they are"
+            f"{plans[0].metric}; they have {', '.join(f'eval/{name}' for name in there) or 'none'}. "
+            + ("Change the metric in the file; the runs stay as they are" if there else _UNSCORED)
         )
 
 
@@ -261,7 +265,7 @@ def length(part: Part) -> int:
 
 def curve(part: Part, score: str) -> tuple[np.ndarray, np.ndarray]:
     """Steps [T] and means over episodes [T, S] of every evaluation so far."""
-    steps, scores = log.series(part.folder, f"eval/{score}", length(part))
+    steps, scores = outcomes.series(part.folder, score, length(part))
     each = scores.reshape(len(scores), scores.shape[1], -1).mean(-1)
     return steps, np.split(each, part.runs, 1)[part.index]
 
@@ -285,7 +289,7 @@ def per_seed(part: Part, score: str, which: str, evaluations: int) -> np.ndarray
                 f"{log.RESULT} beside it: its last lines were lost. Take that folder again from where it was trained, "
                 "or leave --evaluations out"
             )
-        period, every = np.diff(steps).min(), getattr(arguments(part)[0], "eval_every", np.inf)
+        period, every = np.diff(steps).min(), SCRIPTS[part.script].steps(*arguments(part), "eval_every")
         if period >= 2 * every or len(set(np.diff(steps[-evaluations:])) - {period}):
             raise ValueError(
                 f"--evaluations={evaluations}: {part.folder / log.METRICS} lacks some of the last ones, whose lines "
@@ -307,7 +311,7 @@ def store(plans: Sequence[Sweep], folder: Path) -> int:
     count = 0
     for root, place, program in ((plan.root, *item) for plan in plans for item in plan.programs.items()):
         target = folder / place.name
-        done = _checked_state(program, place, root).name != OTHER and layout.finished(program, place)
+        done = _checked_state(program, place, root).name != OTHER and layout.has_result(program, place)
         result, unit = target / log.RESULT, SCRIPTS[program.script].length
         if done and result.exists():
             there, here = (log.read_json(x / log.RESULT)[unit] for x in (target, place))
@@ -332,5 +336,5 @@ def diverged(plan: Sweep) -> Iterator[Path]:
     """The programs some of whose runs diverged, so that each was trained alone."""
     for place, program in plan.programs.items():
         alone = any((part / log.RESULT).exists() for part in layout.single_run_folders(program, place))
-        if alone and not layout.finished(program, place):
+        if alone and not layout.has_result(program, place):
             yield place

@@ -104,13 +104,18 @@ def baselines(parts: Sequence[Part], baseline: str) -> dict[str, str]:
 
     It is the one that has the baseline's value and otherwise the same parameters, or the only one that has it.
     """
+
+    def same(one: Mapping[str, Any], other: Mapping[str, Any], but: str) -> bool:
+        names = {*one, *other}.difference(report_runs.INDIFFERENT, (but,))
+        return all((name in one) == (name in other) and one.get(name) == other.get(name) for name in names)
+
     of = {part.variant: identity(part) for part in parts}
     choices = [baseline] if baseline else ["agent=bc", "head=scalar"]
     for name, value in (choice.split("=", 1) if "=" in choice else (choice, "") for choice in choices):
         with_it = [variant for variant, identity in of.items() if str(identity.get(name)) == value]
         others = {
             variant: next(
-                (base for base in with_it if of[base] == {**identity, name: of[base][name]}),
+                (base for base in with_it if same(of[base], identity, name)),
                 with_it[0] if len(with_it) == 1 else "",
             )
             for variant, identity in of.items()

@@ -167,6 +167,10 @@ def _differences(
         differs.append(f"{length:,} {script.length}")
     if evaluations != (theirs := protocol.get("evaluations", 1)):
         differs.append(f"last scores are of {evaluations} evaluations, not {theirs}")
+    elif evaluations > 1 and settings.eval_every != (
+        every := protocol.get("eval_every", settings.eval_every)
+    ):
+        differs.append(f"evaluations are {settings.eval_every:,} {script.length} apart, not {every:,}")
     if getattr(settings, "preset", presets.NONE) == presets.NONE:
         differs.append("no published settings")
         return differs

@@ -11,7 +11,7 @@ import numpy as np
 
 from experiments import report_runs, report_scores
 from experiments.report_runs import Part
-from rl import log, selection, statistics
+from rl import outcomes, selection, statistics
 
 _LEAST = 3  # settings of one agent, below which nothing is said
 _TRIES = (1, 2, 3, 5, 10, 20, 50)  # of settings, before all of them
@@ -107,7 +107,7 @@ def _episodes(part: Part, score: str) -> np.ndarray | None:
     """Scores [S, E] of the episodes of a run's last evaluation; None where its lines were lost, or hold means alone."""
     assert part.scores is not None
     try:
-        _, logged = log.series(part.folder, f"eval/{score}", report_runs.length(part))
+        _, logged = outcomes.series(part.folder, score, report_runs.length(part))
     except (KeyError, FileNotFoundError):
         return None
     if logged.ndim != 3:

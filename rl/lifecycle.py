@@ -211,6 +211,8 @@ class Session:
             "wall_seconds": self.seconds(),
             **log.provenance(),
         }
+        if run.follows and jax.process_index() == 0:
+            (run.folder / run_folder.UNFINISHED).touch()
         self._record.result(result)
         if jax.process_index() == 0:
             outcomes.draw(run)
@@ -230,7 +232,7 @@ def session(run: Run, start: Start, prepare: Callable[[], Any] | None = None) ->
       start: where it begins, from `begin`.
       prepare: what is to be made before the run begins and may take long, such as the fit of a model: its result is
         ``session.prepared``. The folder is held meanwhile, so that no second process makes the same. If it fails, what
-        an earlier run left is still there, and Ctrl-C ends it at once.
+        an earlier run left is still there, and Ctrl-C or SIGTERM ends it at once.
 
     Raises:
       ImportError, ValueError: Weights & Biases is asked for, and not installed, or nobody is logged in.
@@ -254,7 +256,8 @@ def session(run: Run, start: Start, prepare: Callable[[], Any] | None = None) ->
         _check_visible(run)
         _check_unchanged(run, start)
         began = time.monotonic() - start.seconds
-        prepared = prepare() if prepare else None
+        with train.interruptible():
+            prepared = prepare() if prepare else None
         # A run that died before its first checkpoint left the rest.
         if run.overwrite or start.checkpoints == ():
             run_folder.clear(run, checkpoints=run.overwrite)
@@ -295,6 +298,7 @@ def _open(run: Run, start: Start, prepared: Any, began: float) -> Iterator[Sessi
             wandb=run.wandb,
             resume_step=start.step,
             resume_lines=lines,
+            resumed=start.resumed,
             variants=outcomes.labels(run.variants),
         ) as record,
         log.progress(run.total, run.label, initial=start.step) as bar,

@@ -60,6 +60,7 @@ def open_run(
     wandb: bool = False,
     resume_step: int = 0,
     resume_lines: int | None = None,
+    resumed: bool | None = None,
     variants: Sequence[str] = (),
 ) -> Iterator[Run]:
     """Opens the records of a run, to be closed on leaving the ``with`` block.
@@ -78,11 +79,12 @@ def open_run(
         resume_step: the step that was restored. Lines of later steps are dropped; 0 starts the file again.
         resume_lines: how many lines had been written when that step was saved, if known. Lines beyond them are dropped,
             too: a line of that very step may have been written after it was saved.
+        resumed: whether a run goes on; by default one that goes on from a later step than 0.
         variants: names of what was trained together, each an equal share of the seeds: TensorBoard and wandb get the
             mean of each as NAME/VARIANT.
 
     Raises:
-        FileExistsError: ``workdir`` holds a finished run and ``resume_step`` is 0.
+        FileExistsError: ``workdir`` holds a finished run, and this one does not go on with it.
         ValueError: Weights & Biases refuses, most often because nobody is logged in.
     """
     import jax
@@ -92,15 +94,16 @@ def open_run(
         return
     folder = Path(workdir)
     folder.mkdir(parents=True, exist_ok=True)
-    if resume_step == 0 and (folder / RESULT).exists():
+    resumed = bool(resume_step) if resumed is None else resumed
+    if not resumed and (folder / RESULT).exists():
         raise FileExistsError(
             f"{folder} holds a finished run ({RESULT}): choose another --workdir, or --overwrite to start again"
         )
     with contextlib.ExitStack() as stack:
         copies = []
         if wandb:  # first: without a login, no run is begun here
-            copies.append(stack.enter_context(_wandb(folder, config, resume_step)))
-        _record_config(folder, config, resume_step)
+            copies.append(stack.enter_context(_wandb(folder, config, resumed)))
+        _record_config(folder, config, resume_step, resumed)
         drop_after(folder / METRICS, resume_step, resume_lines)
         file = stack.enter_context(open(folder / METRICS, "ab", buffering=0))
         if tensorboard:
@@ -333,14 +336,14 @@ def is_config(path: Path) -> bool:
     return isinstance(values, dict) and "config" in values and isinstance(values.get("resumed"), list)
 
 
-def _record_config(folder: Path, config: Mapping[str, Any], resume_step: int) -> None:
+def _record_config(folder: Path, config: Mapping[str, Any], resume_step: int, resumed: bool) -> None:
     now = {
         **provenance(),
         "started": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "config": config,
     }
     path = folder / CONFIG
-    if resume_step == 0 or not path.exists():
+    if not resumed or not path.exists():
         write_json(path, now | {"resumed": []})
         return
     first = read_json(path)
@@ -484,10 +487,10 @@ def _wandb_package() -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _wandb(
-    folder: Path, config: Mapping[str, Any], resume_step: int
+    folder: Path, config: Mapping[str, Any], resumed: bool
 ) -> Iterator[Callable[[int, Mapping[str, float]], None]]:
     saved_id = folder / _WANDB_ID
-    known = saved_id.read_text() if resume_step and saved_id.exists() else None
+    known = saved_id.read_text() if resumed and saved_id.exists() else None
     with _wandb_package() as wandb:
         run = wandb.init(
             dir=str(folder),

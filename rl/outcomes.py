@@ -78,14 +78,31 @@ def summary(
     return scores
 
 
+def series(folder: Path, name: str, up_to: float = math.inf) -> tuple[np.ndarray, np.ndarray]:
+    """Steps [T] and scores [T, S, episodes] of a run's evaluations, as by `rl.log.series` and as `summary` has them.
+
+    Raises:
+      KeyError: none has the score.
+    """
+    rows = log.read(folder, up_to)
+    if not (steps := [row["step"] for row in _evaluations(rows, name)]):
+        log.series(folder, f"eval/{name}", up_to)  # which says what there is
+    return np.asarray(steps), _history(rows, name)
+
+
 def _history(rows: Sequence[Mapping[str, Any]], name: str) -> np.ndarray:
-    """A score at every evaluation that has it, [T, S, episodes]; success at all of them, if at any."""
-    reported = [row[f"eval/{name}"] for row in rows if f"eval/{name}" in row]
+    """A score at each of `_evaluations`, [T, S, episodes]."""
+    evaluations, key = _evaluations(rows, name), f"eval/{name}"
+    none = next((np.zeros_like(row[key], float) for row in evaluations if key in row), None)
+    return np.asarray([np.atleast_1d(row.get(key, none)) for row in evaluations], float)
+
+
+def _evaluations(rows: Sequence[Mapping[str, Any]], name: str) -> Sequence[Mapping[str, Any]]:
+    """The rows of evaluations that have a score; of success all of them, if any has it."""
+    reported = [row for row in rows if f"eval/{name}" in row]
     if name in RATES and reported:
-        evaluations = [row for row in rows if any(f"eval/{score}" in row for score in SCORES)]
-        none = np.zeros_like(reported[0], float)
-        reported = [row.get(f"eval/{name}", none) for row in evaluations]
-    return np.asarray(reported, float)
+        return [row for row in rows if any(f"eval/{score}" in row for score in SCORES)]
+    return reported
 
 
 def scores_of(
@@ -116,7 +133,7 @@ def draw(run: Run) -> None:
     """The learning curve of the run's most telling score, if it was evaluated; of several variants, one for each."""
     for name in HEADLINE:
         try:
-            steps, scores = log.series(run.folder, f"eval/{name}", run.total)
+            steps, scores = series(run.folder, name, run.total)
         except KeyError:
             continue
         parts = np.split(scores.mean(-1), len(run.variants) or 1, 1)

@@ -18,10 +18,11 @@ from rl.files import expanded
 
 CHECKPOINTS, CURVE, ROLLOUTS = "checkpoints", "curve.png", "rollouts"
 OVERWRITE = "overwrite"  # an empty file in a folder whose run a sweep is to overwrite, until that run starts
+UNFINISHED = "unfinished"  # one in a folder that has a result, until what is made after that is there, too
 
 # What every run may leave in its folder, beside its config.json.
 _LEAVES = (
-    *(log.METRICS, log.RESULT, CURVE, CHECKPOINTS, "events.out.tfevents.*"),
+    *(log.METRICS, log.RESULT, UNFINISHED, CURVE, CHECKPOINTS, "events.out.tfevents.*"),
     *(f"{ROLLOUTS}/{name}" for name in ("frames.png", "episode*.gif", "*/frames.png", "*/episode*.gif")),
 )
 _PARTIAL = f".{'[0-9a-f]' * 32}.*"  # what was being written when a process was killed (`log.replacing`)
@@ -47,6 +48,7 @@ class Run(NamedTuple):
     axis: str = "updates"  # name of the curve's x axis
     leaves: tuple[str, ...] = ()  # patterns of further files that the run leaves in its folder
     variants: tuple[Mapping[str, float], ...] = ()  # hyper-parameters of runs that are trained together
+    follows: bool = False  # something is made after the result, pictures say, which ends with `complete`
     task_episodes: int = 0  # of each task, where the episodes of an evaluation are of several; 0: of one
     overwrite: bool = False  # start again where the folder holds a run
     tensorboard: bool = True
@@ -102,6 +104,12 @@ def clear(run: Run, *, checkpoints: bool = True) -> None:
         # Last, so that what is left by a process that dies here is still to be overwritten.
         (run.folder / OVERWRITE).unlink(missing_ok=True)
     multihost_utils.sync_global_devices(f"{run.folder} is clear")
+
+
+def complete(folder: Path) -> None:
+    """All that the run there was asked for has been made; see `Run.follows`."""
+    if jax.process_index() == 0:
+        (folder / UNFINISHED).unlink(missing_ok=True)
 
 
 def check_length(run: Run, step: int) -> None:

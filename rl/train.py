@@ -463,6 +463,19 @@ def stop_requests() -> Iterator[list[int]]:
         writer.close()
 
 
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """SIGTERM ends the block as Ctrl-C does, by KeyboardInterrupt; in the main thread, where Python allows handlers."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 class _Answers:
     """What `stop_requests` says of signals, from a thread that hears of them at once."""
 

@@ -47,13 +47,17 @@ _Strict.yaml_implicit_resolvers = {
 }
 
 
+def find(path: str) -> Path:
+    """The sweep file of that name, or the one beside this package, where it is installed. Raises ValueError."""
+    shipped = Path(__file__).parents[1] / path
+    if Path(path).exists() or not shipped.is_file():
+        return existing(path, "give a sweep file, such as sweeps/first.yaml")
+    return shipped
+
+
 def read(path: str) -> dict[str, Any]:
     """The sweep in the file. Raises ValueError if it is not one that can be run here."""
-    shipped = Path(__file__).parents[1] / path  # beside this package, where it is installed
-    if Path(path).exists() or not shipped.is_file():
-        file = existing(path, "give a sweep file, such as sweeps/first.yaml")
-    else:
-        file = shipped
+    file = find(path)
     try:
         sweep = yaml.load(file.read_text(encoding="utf-8"), _Strict)
     except UnicodeDecodeError as error:

@@ -325,6 +325,11 @@ def single_run_folders(program: Program, place: Path) -> dict[Path, Program]:
 
 
 def finished(program: Program, place: Path) -> bool:
+    """`has_result`, and all else that the program was asked for, pictures or a ranking say."""
+    return has_result(program, place) and not (place / run_folder.UNFINISHED).exists()
+
+
+def has_result(program: Program, place: Path) -> bool:
     """Whether the program's result is there, as long as the sweep asks for, and not to be overwritten."""
     if not (place / log.RESULT).exists() or (place / run_folder.OVERWRITE).exists():
         return False
@@ -392,14 +397,22 @@ def _check_same(
     """Raises CheckpointError if the run in the folder, finished or not, is of other settings than are now meant.
 
     Their flags are the same, so that what differs are defaults, presets or the code of this version. A setting or a
-    hyper-parameter that the run did not know yet had the effect of its default.
+    hyper-parameter that the run did not know yet had the effect of its default. What a script decides itself where no
+    flag does (its ``LEFT_OPEN``) it has written down as it decided.
     """
     stored = log.read_json(place / log.CONFIG).get("config", {})
-    before = {name: x for name, x in stored.get("settings", {}).items() if name not in common.FORMER}
-    stored, usual = stored | {"settings": before}, type(settings)()
+    module, usual = scripts.module(script), type(settings)()
+    left_open = {
+        name
+        for name in getattr(module, "LEFT_OPEN", ())
+        if _same(getattr(settings, name), getattr(usual, name))
+    }
+    without = left_open.union(common.FORMER)
+    before = {name: x for name, x in stored.get("settings", {}).items() if name not in without}
+    stored = stored | {"settings": before}
     new = [
         name
-        for name in (scripts.module(script).IDENTITY if SCRIPTS[script].task in before else ())
+        for name in (module.IDENTITY if SCRIPTS[script].task in before else ())
         if name not in before and str(getattr(settings, name)) != str(getattr(usual, name))
     ]
     identity = [name for name in (*before, *new) if hasattr(settings, name)]

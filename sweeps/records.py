@@ -131,7 +131,9 @@ def _last(program: Program, workdir: Path, metric: str) -> np.ndarray:
             f"the sweep's metric is not logged: {error.args[0]}. Change the metric in the file; what is finished is "
             "not trained again"
         ) from None
-    return last.reshape(program.runs * getattr(settings, "seeds", 1), -1).mean(-1)
+    count = program.runs * getattr(settings, "seeds", 1)
+    # One number, of a metric that is the same for all seeds.
+    return np.broadcast_to(last, count) if last.size == 1 else last.reshape(count, -1).mean(-1)
 
 
 def row_of(run: Program, workdir: Path) -> dict[str, Any]:

@@ -23,9 +23,9 @@ class Script(NamedTuple):
     presets: bool = True  # whether it has published settings
     evaluations: tuple[str, ...] = _EVALUATIONS  # the metrics that it may log of them; (): others, too
 
-    def steps(self, settings: Any, config: Any) -> int:
-        """How long a run is to be, in what its metrics count."""
-        units: int = getattr(settings, self.length)
+    def steps(self, settings: Any, config: Any, name: str = "") -> int:
+        """How long a run is to be, or another setting ``name`` of that unit, in what its metrics count."""
+        units: int = getattr(settings, name or self.length)
         return units * (getattr(config, self.per_unit) if self.per_unit else 1)
 
 

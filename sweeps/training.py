@@ -61,15 +61,13 @@ def collect(program: Program) -> None:
             )
         return
     _print_once(f"{name} is not in {place}: it is made now, at its published size", file=sys.stderr)
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        recipes.collect(name, out=place)
+        with train.interruptible():
+            recipes.collect(name, out=place)
     except RuntimeError as error:
         if isinstance(error.__cause__, BlockingIOError):
             raise locks.InUse(str(error)) from error
         raise data.DataError(str(error)) from error
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def attempt(program: Program, place: Path, metric: str) -> list[dict[str, Any]]:
@@ -82,25 +80,16 @@ def attempt(program: Program, place: Path, metric: str) -> list[dict[str, Any]]:
       locks.InUse: another process has its folder open, or makes its data.
       train.Interrupted, KeyboardInterrupt: it was stopped.
     """
-    explained = True
-    try:
+
+    def trained() -> list[dict[str, Any]]:
         with _claimed(program, place):
-            rows = execute(program, place, metric)
+            return execute(program, place, metric)
+
+    rows = _guarded(program, place, trained)
+    explained = all(row.pop("explained", True) for row in rows)
+    if not records.failures(rows):
         (place / FAILED).unlink(missing_ok=True)
-    except (MetricError, locks.InUse, train.Interrupted):
-        raise
-    except Exception as error:  # of an environment say, memory that is full, or of an agent of one's own
-        if jax.process_count() > 1:  # others may have gone on, and would wait for ever
-            raise
-        if not isinstance(error, config_flags.EXPLAINED):
-            traceback.print_exc()
-            # Memory may be full in one process alone, and others try again; a mistake in the code is one in all.
-            explained = not isinstance(error, RuntimeError | MemoryError)
-        rows = [
-            records.row_of(part, place) | {"error": f"{type(error).__name__}: {error}"}
-            for part in program.single_runs()
-        ]
-    if records.failures(rows) and shard.is_main():
+    elif shard.is_main():
         with contextlib.suppress(OSError):  # a full disk has no room to say so, and the rows do
             place.mkdir(parents=True, exist_ok=True)
             failed = {
@@ -110,6 +99,26 @@ def attempt(program: Program, place: Path, metric: str) -> list[dict[str, Any]]:
             }
             log.write_json(place / FAILED, failed)
     return rows
+
+
+def _guarded(
+    program: Program, place: Path, train_it: Callable[[], list[dict[str, Any]]]
+) -> list[dict[str, Any]]:
+    """The rows of a program that ``train_it`` gives, or of its error: ``explained`` where any process would have it."""
+    try:
+        return train_it()
+    except (MetricError, locks.InUse, train.Interrupted):
+        raise
+    except Exception as error:  # of an environment say, memory that is full, or of an agent of one's own
+        if jax.process_count() > 1:  # others may have gone on, and would wait for ever
+            raise
+        explained = True
+        if not isinstance(error, config_flags.EXPLAINED):
+            traceback.print_exc()
+            # Memory may be full in one process alone, and others try again; a mistake in the code is one in all.
+            explained = not isinstance(error, RuntimeError | MemoryError)
+        what = {"error": f"{type(error).__name__}: {error}", "explained": explained}
+        return [records.row_of(part, place) | what for part in program.single_runs()]
 
 
 @contextlib.contextmanager
@@ -132,8 +141,8 @@ def _claimed(program: Program, place: Path) -> Iterator[None]:
 def execute(program: Program, workdir: Path, metric: str) -> list[dict[str, Any]]:
     """Trains one program, if it is not finished; one row per run, with its parameters and its last score or its error.
 
-    If one of several runs diverges, all are trained again one by one, so that it takes only itself down. A folder that
-    is marked (`layout.mark`) is overwritten.
+    If one of several runs diverges, all are trained again one by one, so that it takes only itself down, as does one
+    that fails then. A folder that is marked (`layout.mark`) is overwritten.
 
     Raises:
       MetricError: the runs do not log ``metric``.
@@ -156,7 +165,10 @@ def execute(program: Program, workdir: Path, metric: str) -> list[dict[str, Any]
             if shard.is_main():
                 log.write_json(workdir / DIVERGED, {"error": str(error)})
     parts = layout.single_run_folders(program, workdir).items()
-    return [row for folder, part in parts for row in execute(part, folder, metric)]
+    rows = (
+        _guarded(part, folder, functools.partial(execute, part, folder, metric)) for folder, part in parts
+    )
+    return [row for of_run in rows for row in of_run]
 
 
 def _read(program: Program, workdir: Path, metric: str) -> list[dict[str, Any]]:
@@ -168,8 +180,8 @@ def _read(program: Program, workdir: Path, metric: str) -> list[dict[str, Any]]:
 def alarm(seconds: float) -> Iterator[Callable[[], bool]]:
     """Asks the run that is open to stop after ``seconds``, and any that opens later; yields whether they are over.
 
-    The request is SIGTERM, which `rl.train.stop_requests` understands: the epoch ends with a checkpoint. So does
-    `collect`.
+    The request is SIGTERM, which `rl.train.stop_requests` understands: the epoch ends with a checkpoint. Data that are
+    being made, and models that are fitted before a run begins, end at once (`rl.train.interruptible`).
     """
     if math.isinf(seconds):
         yield lambda: False

@@ -158,6 +158,10 @@ def test_evaluations_without_a_report_of_success_had_none_where_others_have(tmp_
     success = outcomes.summary(outcomes.scored_rows(tmp_path))["success"]
     assert success["last"]["per_seed"].tolist() == [1.0, 0.5]
     assert success["selected"]["per_seed"].tolist() == [0.0, 0.5]  # by the estimates, seed by seed
+    steps, curve = outcomes.series(tmp_path, "success")
+    assert steps.tolist() == [5, 10] and curve.tolist() == [[[0.0], [0.0]], [[1.0], [0.5]]]
+    with pytest.raises(KeyError, match="no metric 'eval/normalized_return'; it has: eval/fitted_q, eval/ret"):
+        outcomes.series(tmp_path, "normalized_return")
 
 
 def test_a_result_has_the_interquartile_mean_over_seeds(tmp_path: Path) -> None:
@@ -694,7 +698,9 @@ def test_what_is_prepared_is_prepared_once(tmp_path: Path) -> None:
     start = lifecycle.begin(this, {"state": np.zeros(3)})
 
     def prepare() -> str:
-        assert signal.getsignal(signal.SIGINT) is usual  # Ctrl-C ends it at once
+        assert signal.getsignal(signal.SIGINT) is usual  # Ctrl-C ends it at once, and so does SIGTERM
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
         with pytest.raises(locks.InUse, match="is in use by process"), lifecycle.session(this, start):
             pytest.fail("it was opened")
         assert not (tmp_path / log.CONFIG).exists()

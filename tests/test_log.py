@@ -228,12 +228,13 @@ def test_config_of_a_resumed_run_keeps_its_start(tmp_path: Path):
     with log.open_run(tmp_path, {"updates": 100}, tensorboard=False):
         pass
     first = json.loads((tmp_path / "config.json").read_text())
-    for step in (50, 70):
-        with log.open_run(tmp_path, {"updates": 200}, tensorboard=False, resume_step=step):
+    for step in (0, 50, 70):  # also from the checkpoint of a model, before the first update
+        with log.open_run(tmp_path, {"updates": 200}, tensorboard=False, resume_step=step, resumed=True):
             pass
     record = json.loads((tmp_path / "config.json").read_text())
     assert record | {"resumed": []} == first
     assert [(entry["step"], entry["config"]["updates"]) for entry in record["resumed"]] == [
+        (0, 200),
         (50, 200),
         (70, 200),
     ]

@@ -431,6 +431,13 @@ def test_each_is_compared_with_what_differs_in_the_baseline_alone(tmp_path: Path
         "td3_bc, c51",
     ]
     assert report_scores.baselines(parts, "") == {"iql, c51": "iql, scalar", "td3_bc, c51": "td3_bc, scalar"}
+    other = {"head": {"values": ["hl_gauss"]}, "seeds": {"value": 8}, "eval_processes": {"value": 1}}
+    more = layout.load(board(tmp_path, parameters=parameters | other), {}, str(tmp_path))
+    both = report_runs.told_apart(
+        [*parts, *report_runs.read(more)]
+    )  # with other numbers of seeds and processes
+    pairs = report_scores.baselines([part for part in both if "c51" not in part.variant], "")
+    assert pairs == {"iql": "iql, scalar", "td3_bc": "td3_bc, scalar"}
     by_agent = report_scores.baselines(parts, "agent=iql")
     assert by_agent == {"td3_bc, scalar": "iql, scalar", "td3_bc, c51": "iql, c51"}
     with pytest.raises(ValueError, match="--baseline=agent=bc: no run of these sweeps has that"):
@@ -614,7 +621,8 @@ def test_epochs_are_reported_as_updates_and_not_beside_environment_steps(
     result = report.run(plans[:2], str(tmp_path / "out"))
     assert [(x["state"], x["length"]) for x in result["programs"]] == [("done", 20)] * 2
     assert (result["unit"], result["other_lengths"]) == ("updates", {})
-    assert report.run(plans[1:2], str(tmp_path / "alone"))["unit"] == "updates"
+    # Evaluations are as many updates apart, too.
+    assert report.run(plans[1:2], str(tmp_path / "alone"), evaluations=2)["unit"] == "updates"
     with pytest.raises(ValueError, match=r"updates in .*, steps in .* cannot share an axis"):
         report.run(plans, str(tmp_path / "mixed"))
 

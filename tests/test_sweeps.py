@@ -592,7 +592,7 @@ def test_the_goal_decides_which_is_best() -> None:
 
 def test_a_run_that_diverges_takes_only_itself_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same command trains no run together again that diverged so, and the status is that of its runs."""
-    trained, states, broken = [], [], [1e9]
+    trained, states, broken, failing = [], [], [1e9], [0.3]
 
     def fake(settings: offline.Settings, config: Any, sweep: dict[str, list[float]]) -> None:
         rates, place = sweep["learning_rate"], Path(settings.workdir)
@@ -603,12 +603,18 @@ def test_a_run_that_diverges_takes_only_itself_down(tmp_path: Path, monkeypatch:
             states.append(records.state(program, tmp_path).name)
             if any(rate in broken for rate in rates):
                 raise train.Diverged("q not finite at update 3")
+        if rates == failing:
+            raise OSError("the disk is gone")
         row = {"step": 4, "eval/return": [[rate, rate] for rate in rates for _ in range(2)]}
         (place / log.METRICS).write_text(json.dumps(row) + "\n")
         log.result(place, {"updates": settings.updates, "wall_seconds": 2.0})
 
     monkeypatch.setattr(offline, "run", fake)
     program = Program(SMALL, {"agent.learning_rate": [0.1, 1e9, 0.3]})
+    failed = training.attempt(program, tmp_path / "before", "eval/return")  # one for another reason
+    assert [row.get("score") for row in failed] == [pytest.approx(0.1), None, None]
+    assert failed[2]["error"] == "OSError: the disk is gone"
+    failing.clear(), trained.clear(), states.clear()
     rows = training.attempt(program, tmp_path, "eval/return")
     assert [row["parameters"]["agent.learning_rate"] for row in rows] == [0.1, 1e9, 0.3]
     assert [row.get("score") for row in rows] == [pytest.approx(0.1), None, pytest.approx(0.3)]
@@ -832,9 +838,11 @@ def test_every_script_can_be_swept(script: str, tmp_path: Path, monkeypatch: pyt
         seeds = getattr(settings, "seeds", 1)
         values = [x for column in (inputs[2] if len(inputs) > 2 else {}).values() for x in column] or [1.0]
         trained.append(values)
-        with log.open_run(
-            settings.workdir, {"agent": settings.agent, "settings": {}}, tensorboard=False
-        ) as run:
+        stored = {name: getattr(settings, name) for name in module.IDENTITY}
+        stored |= dict.fromkeys(getattr(module, "LEFT_OPEN", ()), 0.5)  # as the run decided
+        card = {"agent": settings.agent, "settings": stored, "config": dataclasses.asdict(inputs[1])}
+        resumed = (Path(settings.workdir) / log.RESULT).exists()
+        with log.open_run(settings.workdir, card, tensorboard=False, resumed=resumed) as run:
             run.write(1, {"eval/return": np.repeat(values, seeds)})
             run.result({length: getattr(settings, length), "wall_seconds": 1.0})
 
@@ -846,6 +854,15 @@ def test_every_script_can_be_swept(script: str, tmp_path: Path, monkeypatch: pyt
     assert sorted(row["parameters"][name] for row in rows) == sorted(values)
     if count == 1:
         assert [row["score"] for row in rows] == pytest.approx(sorted(values, reverse=True))
+    start(file, f"--workdir={tmp_path}")  # finds its runs again, whatever they have decided themselves
+    assert len(trained) == count
+    place = Path(rows[0]["workdir"])
+    (place / run_folder.UNFINISHED).touch()  # an export, say, was not made yet
+    start(file, f"--workdir={tmp_path}")
+    assert len(trained) == count + 1
+    for name in getattr(module, "LEFT_OPEN", ()):
+        with pytest.raises(checkpoint.CheckpointError, match=rf"{name}: 0.5 in the checkpoint, 3"):
+            layout.check_folder(Program({**rows[0]["parameters"], name: 3}, {}, script), place, tmp_path)
 
 
 # ---- what --set changes, and where runs land ------------------------------------------------------------------------
