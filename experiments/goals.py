@@ -92,8 +92,8 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
     sweep = logged.floats(sweep)
     if "discount" in sweep:
         raise ValueError(
-            "a sweep of discount: goals of all its runs are drawn by one, --agent.discount; train each as a run of its "
-            "own"
+            "a sweep of discount: all runs of one program draw their goals by one, --agent.discount; train each as a "
+            "run of its own"
         )
     checks.schedules(config, settings.updates)
     task = problem(settings, config, logged.variants(config, sweep))
@@ -207,7 +207,7 @@ def check_agent(settings: Settings, config: Any) -> None:
     if common.discount(config) >= 1:
         raise ValueError(
             f"--agent.discount={common.discount(config)} must be below 1: with it, a goal that is never reached has no "
-            "finite value"
+            "finite value, and distances of goals are drawn without end"
         )
     if settings.head != "scalar" and not hasattr(agents.get(settings.agent), "target_range"):
         raise ValueError(
@@ -246,8 +246,14 @@ def problem(settings: Settings, config: Any, configs: Sequence[Any]) -> Problem:
             f"--dataset={settings.dataset}: the ids of its cubes are of one episode, and goals of another name other "
             f"cubes: give {' and '.join(f'--agent.{name}.random=0' for name in others)}"
         )
-    environment = task.loaded.environment
-    if "singletask" in (environment or ""):
+    prefix = PROTOCOLS[settings.protocol][0]
+    environment = (task.loaded.environment or "").removeprefix(prefix)
+    if environment.startswith((TASKS, RANDOM)):
+        raise ValueError(
+            f"--environment={environment}: --protocol={settings.protocol} says which goals are tested, those of "
+            f"{prefix}: leave {environment.partition('/')[0]}/ out, or give the other --protocol"
+        )
+    if "singletask" in environment:
         raise ValueError(
             f"{environment} has one goal, and rewards for it: run --dataset={settings.dataset} with python -m "
             "experiments.offline, or give names without -singletask-"
@@ -262,7 +268,7 @@ def problem(settings: Settings, config: Any, configs: Sequence[Any]) -> Problem:
         task._replace(loaded=task.loaded._replace(spec=goals.conditioned_spec(task.loaded.spec))),
         trajectories(settings, config, task.dataset, task.loaded.dataset),
         _held_out(settings, config, task),
-        f"{PROTOCOLS[settings.protocol][0]}{environment}" if environment else None,
+        f"{prefix}{environment}" if environment else None,
     )
 
 

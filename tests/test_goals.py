@@ -12,7 +12,7 @@ import pytest
 
 from rl.data.steps import from_steps
 from rl.replay import goals
-from rl.replay.dataset import Dataset
+from rl.replay.dataset import Dataset, n_step
 from rl.replay.goals import GOAL, OBSERVATION, Goals, Hindsight
 from rl.types import Spec, Transition
 
@@ -227,6 +227,12 @@ def changed(last: Any) -> Dataset:
         ),
         (data(), Hindsight(subgoal_steps=9), None, "subgoal_steps=9 is longer than every.*at most 8 steps"),
         (data(), OGBENCH, {"qpos": np.zeros((3, 2))}, r"state\['qpos'\] has 3 rows, and there are 20 steps"),
+        (
+            n_step(data(), 3, 0.9),
+            OGBENCH,
+            None,
+            "goals of transitions over 3 steps, which would count rewards more",
+        ),
     ],
 )
 def test_data_without_goals_are_refused(

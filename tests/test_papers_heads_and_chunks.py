@@ -50,7 +50,11 @@ def nearly_one(agent: str, head: str, chunk: int) -> float:
 def better(cell: paper.Cell) -> float:
     """What everybody expects: FQL above IQL, DEAS above both, heads and chunks worth something."""
     agent, head, chunk = cell
-    return {"iql": 10, "fql": 20, "deas": 40}[agent] + 5 * (head != "scalar") + chunk * (agent == "deas")
+    return (
+        {"iql": 10, "fql": 20, "deas": 40}[agent]
+        + 5 * (head != "scalar")
+        + chunk * (1 if agent == "deas" else 0.01)
+    )
 
 
 def test_tables_and_claims_are_of_the_numbers() -> None:
@@ -65,9 +69,10 @@ def test_tables_and_claims_are_of_the_numbers() -> None:
     for row in result["rows"]:
         row["diverged"] = False
     verdicts = {row["claim"]: row for row in studies.judged(paper.claims(result))}
-    assert {row["verdict"] for row in verdicts.values()} == {studies.HOLDS} and len(verdicts) == 5
+    assert {row["verdict"] for row in verdicts.values()} == {studies.HOLDS} and len(verdicts) == 8
     gain = paper.categorical_gain(paper.scores(result)[CUBE])
     np.testing.assert_allclose(gain, [5, 4.99, 4.98])
+    np.testing.assert_allclose(paper.chunk_gain(paper.scores(result)[CUBE], "deas", 1, 8), 7, rtol=1e-3)
     assert any(row["published"] == "97 against 88, FQL's table, task 1" for row in verdicts.values())
     # What DEAS reports is of chunks of 8, and of some other lengths alone.
     result["settings"]["chunks"] = "1,5"

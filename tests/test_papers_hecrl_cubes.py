@@ -66,7 +66,9 @@ def test_runs_of_other_settings_or_code_are_others(monkeypatch: pytest.MonkeyPat
     def digest(**changes: Any) -> str:
         return paper.run_digest(paper.Settings(**changes), "data.npz", "scalar", "awr")
 
-    assert digest() == digest(eval_episodes=2, radii=(-30,)) != digest(updates=40_000)
+    assert (
+        digest() == digest(eval_episodes=2, radii=(-20,), radius=-20, candidates=8) != digest(updates=40_000)
+    )
     before = digest()
     monkeypatch.setattr(source_code, "needed", lambda module, name: f"{module}.{name}, changed")
     assert digest() != before
@@ -74,6 +76,8 @@ def test_runs_of_other_settings_or_code_are_others(monkeypatch: pytest.MonkeyPat
 
 def test_ways_to_act_differ_in_what_they_say() -> None:
     config = paper.agent_config(paper.Settings(), paper.DIFFUSION)
+    others = paper.planning(paper.Settings(radius=-20, candidates=8), config)
+    assert others == hecrl.Config(**{**vars(config), "radius": -20.0, "candidates": 8})
     at = lambda acts, radius=-30: paper.acting(config, paper.Judged("scalar", paper.DIFFUSION, acts, radius))
     assert at(paper.DIFFUSION, -50) == hecrl.Config(**{**vars(config), "radius": -50.0})
     assert at(paper.DIRECT).subgoals == "none" and at(paper.RANDOM).choice == "random"

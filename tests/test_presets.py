@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import re
 import functools
 import json
 from pathlib import Path
@@ -25,7 +26,7 @@ SCRIPTS = {
     "model_based": (model_based, model_based.config, "dataset"),
 }
 ROBOTS = ["Hopper-v5", "Hopper-v5+distractors10", "Walker2d-v5", "HalfCheetah-v5", "Ant-v5", "Ant-v4+noise3"]
-CUBES = [f"{name}+entities" for name in data.names() if name.startswith("heavy-cube")]
+CUBES = [f"{name}+entities" for name in data.names() if re.match("(heavy-)?cube", name)]
 TASKS = [*data.names(), *CUBES, "ALE/Pong-v5", *ROBOTS, "Pendulum-v1", "CartPoleSwingUp-v0"]
 
 

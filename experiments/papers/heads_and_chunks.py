@@ -238,6 +238,17 @@ def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
             if first != second and first in ours and second in ours:
                 claim = f"{dataset}: {text} (difference, per cent)"
                 yield studies.Claim(claim, published, ours[first] - ours[second], studies.positive)
+        of_chunks = {
+            "deas": longer,
+            "fql": "{1} against {0} in chunks of 5, DEAS's table, five tasks of scene, second-hand".format(
+                *PUBLISHED["fql_in_chunks"]["scene-play"]
+            ),
+        }
+        for agent in AGENTS:
+            if (gain := chunk_gain(ours, agent, short, long)) is not None:
+                claim = f"{dataset}: {agent.upper()} succeeds more often in chunks of {long} than of {short}, over heads"
+                published = of_chunks.get(agent, "not known")
+                yield studies.Claim(f"{claim} (difference, per cent)", published, gain, studies.positive)
         gains = categorical_gain(ours)
         if gains is not None:
             cost = PUBLISHED["simba"]["cost_of_squared_error"]
@@ -254,6 +265,13 @@ def anchors(dataset: str) -> tuple[int, int]:
     name, _, task = dataset.removesuffix("-v0").rpartition("-task")
     row = PUBLISHED["success"][name]
     return row["iql"][int(task) - 1], row["fql"][int(task) - 1]
+
+
+def chunk_gain(ours: Mapping[Cell, np.ndarray], agent: str, short: int, long: int) -> np.ndarray | None:
+    """Mean over all heads of what an agent gains by longer chunks [S]; None if any head is missing."""
+    if short == long or any((agent, head, chunk) not in ours for head in HEADS for chunk in (short, long)):
+        return None
+    return np.mean([ours[agent, head, long] - ours[agent, head, short] for head in HEADS], 0)
 
 
 def categorical_gain(ours: Mapping[Cell, np.ndarray]) -> np.ndarray | None:

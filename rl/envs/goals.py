@@ -42,6 +42,11 @@ class GoalConditioned(gymnasium.Wrapper):
                 "(rl.envs.goals); evaluate in one that has them (--environment), or not at all (--eval_episodes=0)"
             )
         box = env.observation_space
+        if isinstance(box, spaces.Dict):
+            raise ValueError(
+                f"environment {name!r} observes a dictionary ({', '.join(box)}): a goal is a whole observation, and "
+                "agents with goals read arrays; give the name of a task without goals/ or random-goals/"
+            )
         if np.shape(goal) != box.shape:
             raise ValueError(
                 f"environment {name!r} has goals of shape {np.shape(goal)} and observations of shape {box.shape}: a "

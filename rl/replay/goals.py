@@ -33,7 +33,7 @@ import numpy as np
 from rl import nest
 from rl.nest import GOAL, OBSERVATION
 from rl.replay import images
-from rl.replay.dataset import Dataset, episode_ends, without_successor
+from rl.replay.dataset import Dataset, episode_ends, require_single_steps, without_successor
 from rl.replay.source import Configured, Source
 from rl.settings import is_known
 from rl.types import Array, Key, Spec, Transition
@@ -117,9 +117,10 @@ def trajectories(dataset: Dataset, hindsight: Hindsight, state: Any = None) -> T
       state: `Trajectories.state`.
 
     Raises:
-      ValueError: no episode ends, an episode has a single step, none is as long as a subgoal is far, or ``state`` has
+      ValueError: the data are not of single steps, no episode ends, an episode has a single step, none is as long as a subgoal is far, or ``state`` has
         not one row for each step.
     """
+    require_single_steps(dataset, "goals")
     last = np.zeros(len(dataset.last), bool)
     last[episode_ends(dataset)] = True
     for name, rows in nest.named("state", state).items() if state is not None else ():
@@ -287,7 +288,8 @@ def _draw(
     first = jnp.minimum(row + nearest, end)  # of a last state its own row: there is no later one
     if goals.geometric:
         steps = jax.random.geometric(future_key, 1.0 - discount, row.shape, dtype=jnp.int32)
-        future = jnp.minimum(row + steps - 1 + nearest, end)
+        # Steps without end, of a discount near 1, are no row numbers.
+        future = jnp.minimum(row + jnp.minimum(steps, size) - 1 + nearest, end)
     else:
         # Rounded as in OGBench: the first and the last state are half as likely as one between them. As a distance, for
         # row numbers beyond 2^24 are not in float32.
