@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
-import re
 import functools
 import json
+import re
 from pathlib import Path
 from typing import Any
 

@@ -246,9 +246,13 @@ def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
         }
         for agent in AGENTS:
             if (gain := chunk_gain(ours, agent, short, long)) is not None:
-                claim = f"{dataset}: {agent.upper()} succeeds more often in chunks of {long} than of {short}, over heads"
-                published = of_chunks.get(agent, "not known")
-                yield studies.Claim(f"{claim} (difference, per cent)", published, gain, studies.positive)
+                claim = f"{agent.upper()} succeeds more often in chunks of {long} than of {short}, over heads"
+                yield studies.Claim(
+                    f"{dataset}: {claim} (difference, per cent)",
+                    of_chunks.get(agent, "not known"),
+                    gain,
+                    studies.positive,
+                )
         gains = categorical_gain(ours)
         if gains is not None:
             cost = PUBLISHED["simba"]["cost_of_squared_error"]

@@ -117,8 +117,8 @@ def trajectories(dataset: Dataset, hindsight: Hindsight, state: Any = None) -> T
       state: `Trajectories.state`.
 
     Raises:
-      ValueError: the data are not of single steps, no episode ends, an episode has a single step, none is as long as a subgoal is far, or ``state`` has
-        not one row for each step.
+      ValueError: the data are not of single steps, no episode ends, an episode has a single step, none is as long as
+        a subgoal is far, or ``state`` has not one row for each step.
     """
     require_single_steps(dataset, "goals")
     last = np.zeros(len(dataset.last), bool)
