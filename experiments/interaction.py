@@ -116,12 +116,20 @@ def rhythm(settings: Settings) -> tuple[int, int]:
     Raises:
       ValueError: the ratio of updates to steps does not come out even.
     """
-    ratio = Fraction(settings.utd).limit_denominator(1000) * settings.envs
-    if 1 not in (ratio.numerator, ratio.denominator) or abs(ratio / settings.envs - settings.utd) > 1e-9:
+    exact = Fraction(settings.utd) * settings.envs
+    ratio = exact.limit_denominator(1_000_000)
+    if 1 not in (ratio.numerator, ratio.denominator) or abs(ratio / exact - 1) > 1e-6:
         raise ValueError(
             f"--utd={settings.utd} times --envs={settings.envs} must be a whole number, or one over a whole number"
         )
     return ratio.numerator, ratio.denominator
+
+
+def updates(settings: Settings) -> int:
+    """How many updates a run makes."""
+    (count, period), first = rhythm(settings), max(settings.learning_starts, 1)
+    steps = settings.envs * period  # from one time of updates to the next
+    return count * (settings.steps // steps - (first - 1) // steps)
 
 
 def stepper(settings: Settings) -> Stream:

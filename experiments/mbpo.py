@@ -99,7 +99,7 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
     """
     check(settings)
     rule = termination.of_environment(settings.env)
-    checks.schedules(config, int(settings.steps * settings.utd))
+    checks.schedules(config, interaction.updates(settings))
     agents.check_data(settings.agent, config, None)
     agents.check_data(settings.agent, config, rolled_row(Spec((1,), 1)))  # of any vectors
     with interaction.stepper(settings) as stream:

@@ -54,6 +54,7 @@ from rl.envs.stream import Stream
 from rl.envs.world import World
 from rl.interaction import FINAL_SUCCESS, SUCCESS, Trainer
 from rl.replay import transform
+from rl.replay.source import LOGGED
 from rl.replay.transform import Transform
 from rl.settings import require_share
 from rl.types import Learner, Spec
@@ -78,7 +79,9 @@ class Settings(interaction.Settings, common.Chunk, common.Returns):
     )
     head_low: float = float("nan")  # lower end of a categorical head's support; nan: as --init_from has it
     head_high: float = float("nan")  # upper end of a categorical head's support; nan: as --init_from has it
-    priority: float = 0.0  # draws proportional to loss to this power (dqn, arsq, cqn); 0: uniform draws
+    priority: float = (
+        0.0  # draws proportional to the distance from targets to this power (dqn, arsq, cqn); 0: uniform
+    )
     priority_correction: float = 0.5  # exponent of the importance weights of --priority
     reward_scale: str = ""  # factor on rewards, or return_range (of --offline_data); "": as --init_from, or 1
     reward_shift: float = float("nan")  # added to every reward after scaling; nan: as --init_from, or 0
@@ -120,7 +123,7 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
         )
     settings = init_from.with_head(settings)  # written down, for runs that go on with this one
     before = init_from.updates(settings) if settings.init_from else 0
-    checks.schedules(config, before + int(settings.steps * settings.utd))
+    checks.schedules(config, before + interaction.updates(settings))
     with ExitStack() as stack:
         world: World | Stream
         if is_functional(settings.env):
@@ -299,8 +302,11 @@ def learner_and_replay(settings: Settings, config: Any, spec: Spec) -> tuple[Lea
         return learner, buffers.prioritised_memory(
             learner, view, settings.replay, settings.batch_size, *exponents
         )
-    keep = buffers.uniform if success(settings) is None else buffers.relabelling
-    return learner, keep(learner, view, settings.replay, settings.batch_size, logged=logged_rows(settings))
+    sizes, logged = (settings.replay, settings.batch_size), logged_rows(settings)
+    if success(settings) is None:
+        return learner, buffers.uniform(learner, view, *sizes, logged=logged)
+    origin = getattr(config, "demonstrations", LOGGED)
+    return learner, buffers.relabelling(learner, view, *sizes, logged=logged, origin=origin)
 
 
 def logged_rows(settings: Settings) -> int:

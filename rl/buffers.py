@@ -198,15 +198,24 @@ def uniform(learner: Learner, view: View, capacity: int, batch_size: int, *, log
     return _without_priorities(learner, view, capacity, ring, sample, lambda log, rows: (log, rows))
 
 
-def relabelling(learner: Learner, view: View, capacity: int, batch_size: int, *, logged: int = 0) -> Replay:
+def relabelling(
+    learner: Learner,
+    view: View,
+    capacity: int,
+    batch_size: int,
+    *,
+    logged: int = 0,
+    origin: int = source.LOGGED,
+) -> Replay:
     """As `uniform`, except that episodes can join the logged data: those that succeeded, say (`Replay.relabel`).
 
-    Rows of such episodes have the origin of logged data (`rl.replay.source.LOGGED`) wherever they are drawn. The
-    ``logged`` rows of a batch are drawn from both, uniformly over all their rows; how many there are stays as it is.
-    CQN (Seo et al. 2024) and ARSQ (Liu et al. 2025) do so on RLBench.
+    Rows of such episodes have the ``origin`` of demonstrations wherever they are drawn, by default that of logged data.
+    The ``logged`` rows of a batch are drawn from both, uniformly over all their rows; their number stays as it is. CQN
+    (Seo et al. 2024) and ARSQ (Liu et al. 2025) do so on RLBench.
 
     Args:
       learner, view, capacity, batch_size, logged: as in `uniform`.
+      origin: what the learner takes for demonstrations (its ``demonstrations``).
 
     Raises:
       ValueError: the view is one of video frames, or of chunks; or ``logged`` is as `uniform` refuses it.
@@ -218,8 +227,8 @@ def relabelling(learner: Learner, view: View, capacity: int, batch_size: int, *,
         raise ValueError("steps kept as single video frames cannot join the demonstrations: keep whole steps")
 
     def marked(memory: demonstrations.Memory, slots: Array, key: Key) -> Transition:
-        origin = jnp.where(demonstrations.is_marked(memory, slots), jnp.int32(source.LOGGED), source.ONLINE)
-        return view.transitions(memory.ring, slots, key)._replace(origin=origin)
+        origins = jnp.where(demonstrations.is_marked(memory, slots), jnp.int32(origin), source.ONLINE)
+        return view.transitions(memory.ring, slots, key)._replace(origin=origins)
 
     def newest(memory: demonstrations.Memory, key: Key, step: Array | int) -> Transition:
         del step
@@ -327,8 +336,9 @@ def prioritised_memory(
       view: of the steps.
       capacity: steps that are kept.
       batch_size: transitions in each update.
-      exponent: 0 is uniform; 0.5 in Dopamine's Rainbow. It is of the loss: with squared errors half of Schaul's alpha,
-        which is of the absolute error.
+      exponent: 0 is uniform; 0.5 in Dopamine's Rainbow, where it is of the cross-entropy, from which the entropy of the
+        target is taken here (`rl.values.heads.divergence`). With squared errors it is half of Schaul's alpha, which is
+        of the absolute error.
       correction: beta, how far the bias of these draws is taken out of the updates; 0.5 there.
 
     Raises:

@@ -116,7 +116,6 @@ class Trainer:
             self._carry = self._run(self._carry, self._logged, count, learning, not acting_by_policy)
             self.step += count * self._environments
             if not self._carry.episodes.finite:
-                self.check()  # first: what actions lead to that are not finite is no environment's fault
                 raise FloatingPointError(
                     f"the environment returned a reward or an observation that is not finite, before step {self.step}"
                 )
@@ -194,7 +193,9 @@ def _program(
         learning, _ = act(learning, random)
         seeds = run_keys.shape[0]
         nothing = jnp.zeros((2, seeds, environments))
-        return Carry(learning, state, Episodes(nothing, nothing[..., 0], jnp.zeros(seeds), jnp.bool_(True)))
+        return Carry(
+            learning, state, Episodes(nothing, nothing[..., 0], jnp.zeros(seeds), _all_finite(observation))
+        )
 
     def stepped(outcome: Outcome) -> online.Step:
         """What came of a step, as learners see it."""
@@ -226,7 +227,7 @@ def _program(
         after = before._replace(memory=None, seen=now, first=first)
         after = learned(after, memory, logged, before.time) if learning else after._replace(memory=memory)
         after, _ = act(after, random)
-        return Carry(after, outcome.state, _counted(carry.episodes, outcome))
+        return Carry(after, outcome.state, _counted(carry.episodes, before.action, outcome))
 
     def steps(carry: Carry, logged: Any, count: Array | int, learning: bool, random: bool) -> Carry:
         """``count`` steps of every environment; however many, it is one program."""
@@ -240,16 +241,22 @@ def _each(key: Key, time: Array | int, environments: int) -> Key:
     return jax.random.split(jax.random.fold_in(key, time), environments)
 
 
-def _counted(episodes: Episodes, outcome: Outcome) -> Episodes:
+def _counted(episodes: Episodes, action: Array, outcome: Outcome) -> Episodes:
     """With one step more of all [S, N] environments."""
     running = episodes.running + jnp.stack([outcome.reward, jnp.ones_like(outcome.reward)])
-    paid = jax.tree.leaves((outcome.reward, outcome.next_observation))
+    given = _all_finite((outcome.reward, outcome.next_observation, outcome.observation))
     return Episodes(
         running=jnp.where(outcome.first, 0.0, running),
         finished=episodes.finished + jnp.where(outcome.first, running, 0.0).sum(-1),
         count=episodes.count + outcome.first.sum(-1),
-        finite=episodes.finite & jnp.stack([jnp.isfinite(x).all() for x in paid]).all(),
+        # What actions lead to that are not finite is the learners' fault, as their metrics say by the end of this call.
+        finite=episodes.finite & (given | ~_all_finite(action)),
     )
+
+
+def _all_finite(tree: Any) -> Array:
+    """Whether all numbers of ``tree`` are finite."""
+    return jnp.stack([jnp.isfinite(x).all() for x in jax.tree.leaves(tree)]).all()
 
 
 def _finite(tree: Any, shape: tuple[int, ...]) -> Array:

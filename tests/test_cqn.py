@@ -177,7 +177,7 @@ def test_demonstration_terms_are_for_logged_rows_alone() -> None:
     """Their mean is over demonstrations; without any they are 0 and the update is that of TD alone."""
     origins = [np.int32([source.LOGGED] * n + [source.ONLINE] * (ROWS - n)) for n in (0, 2, ROWS)]
     (online, none, _), (_, some, _), (logged, every, _) = (updated("whole", origin=x) for x in origins)
-    rest = updated("whole", origin=1 - origins[1])[1]
+    rest = updated("whole", origin=source.LOGGED + source.ONLINE - origins[1])[1]
     td = updated("td")[0]
     assert none["dominance_loss"] == none["margin_loss"] == 0
     differs = lambda one: jax.tree.leaves(

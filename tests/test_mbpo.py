@@ -499,13 +499,22 @@ def test_the_policy_that_is_exported_is_the_one_that_acts(
         assert script.run(chosen, config)["slow"] == slow
 
 
-@pytest.mark.parametrize("origin", [source.ONLINE, source.MODEL])
-def test_no_row_is_a_demonstration(origin: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("origin", "why"),
+    [
+        (1, "there are no logged data"),
+        (source.ONLINE, "must be at least 0"),
+        (source.MODEL, "must be at least 0"),
+    ],
+)
+def test_no_row_is_a_demonstration(
+    origin: int, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Neither the agent's steps, which have an origin here, too, nor the model's rows."""
     monkeypatch.setattr(script.interaction, "stepper", lambda *_: pytest.fail("it would have run"))
     for agent in ("arsq", "cqn"):
         demonstrations = dataclasses.replace(agents.get(agent).Config(), demonstrations=origin)
-        with pytest.raises(ValueError, match=rf"demonstrations={origin} .* there are no logged data"):
+        with pytest.raises(ValueError, match=rf"demonstrations={origin} .*{why}"):
             script.run(settings(tmp_path, agent=agent), demonstrations)
 
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rl import envs
 from rl.envs import minatar
 
 gymnax = pytest.importorskip("gymnax")
@@ -32,6 +33,13 @@ def test_a_game_is_the_one_of_gymnax_seen_as_a_vector() -> None:
         assert (same | made.first).all()  # what is remembered is not the next episode's start
         ended += int(made.first.sum())
     assert ended
+
+
+def test_a_game_on_the_host_shows_the_cells_that_learners_on_the_device_see() -> None:
+    """And not a 255th of them, as of bytes."""
+    env = envs.make("gymnax/Breakout-MinAtar")
+    observation, _ = env.reset(seed=0)
+    assert observation.dtype == np.float32 and np.unique(observation).tolist() == [0.0, 1.0]
 
 
 @pytest.mark.slow

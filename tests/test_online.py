@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -31,6 +32,7 @@ from rl.networks.layers import Architecture
 from rl.replay import dataset as replay
 from rl.replay import ring, transform
 from rl.replay.dataset import Dataset
+from rl.replay.source import ONLINE
 from rl.replay.transform import Transform
 from rl.types import Learner, Spec, State
 from rl.values import heads
@@ -173,7 +175,9 @@ def test_logged_rows_come_first_in_every_batch() -> None:
 
     def update(state: State, batch: Any, key: Any) -> tuple[State, Any]:
         rewards = {"logged": batch.reward[:3].min(), "new": batch.reward[3:].max()}
-        return state._replace(step=state.step + 1), rewards | {"from": batch.origin @ 2 ** jnp.arange(5)}
+        return state._replace(step=state.step + 1), rewards | {
+            "from": (batch.origin == ONLINE) @ 2 ** jnp.arange(5)
+        }
 
     learner = counter()._replace(update=update)
     replay = buffers.uniform(learner, buffers.steps(), 10, 5, logged=3)
@@ -363,7 +367,9 @@ class Demonstrated:
 @pytest.mark.slow
 def test_successful_episodes_join_the_demonstrations() -> None:
     """Row by row of every batch: where it is from, and over two steps the reward, discount and what follows."""
-    runs = Demonstrated()
+    runs = Demonstrated(
+        keep=functools.partial(buffers.relabelling, origin=7)
+    )  # as the agent knows demonstrations
     runs.trainer.start(None)
     steps: list[deque[dict[str, Any]]] = [deque(maxlen=runs.CAPACITY) for _ in range(2)]
     joined, drawn, expected_draws, variance = [0, 0], 0, 0.0, 0.0
@@ -397,7 +403,7 @@ def test_successful_episodes_join_the_demonstrations() -> None:
                 step = rows[tuple(sample.observation)]
                 drawn += place < runs.LOGGED
                 assert step["demonstration"] or place >= runs.LOGGED
-                assert sample.origin == (0 if step["demonstration"] else 1)
+                assert sample.origin == (7 if step["demonstration"] else ONLINE)
                 later = [other for other in steps[seed] if other["copy"] == step["copy"]]
                 later = later[later.index(step) :][: 1 if step["last"] else 2]
                 reward = sum(runs.GAMMA**k * other["reward"] for k, other in enumerate(later))
@@ -499,10 +505,16 @@ def test_only_a_replay_of_whole_steps_that_can_relabel_takes_demonstrations() ->
         (0.25, 4, (1, 1)),
         (0.1, 1, (1, 10)),
         (0.5, 4, (2, 1)),
+        (2.0**-12, 4096, (1, 1)),
+        (0.0005, 1, (1, 2000)),
     ],
 )
 def test_updates_per_step(utd: float, envs: int, expected: tuple[int, int]) -> None:
-    assert interaction.rhythm(online.Settings(utd=utd, envs=envs)) == expected
+    settings = online.Settings(utd=utd, envs=envs, steps=8192, learning_starts=101)
+    count, period = interaction.rhythm(settings)
+    assert (count, period) == expected
+    due = [step for step in range(envs, 8193, envs) if step % (envs * period) == 0 and step >= 101]
+    assert interaction.updates(settings) == count * len(due)
 
 
 # ---- a run --------------------------------------------------------------------------------------------------------

@@ -37,6 +37,11 @@ def require_demonstrations(logged: Transition | None, origin: int, off: str) -> 
       origin: of demonstrations; 0 where no row has an origin is all rows, or none where there are no data.
       off: settings that turn off what demonstrations are for, as a remedy to name.
     """
+    if origin < LOGGED:
+        raise ValueError(
+            f"demonstrations={origin} must be at least 0: origins below that are of the agent's own experience "
+            f"(rl.replay.source); give 0 for all logged rows, or {off} for none"
+        )
     flags = None if logged is None else logged.origin
     if (origin == LOGGED and flags is None) or (flags is not None and (np.asarray(flags) == origin).any()):
         return

@@ -322,8 +322,10 @@ def _space(seen: Any) -> spaces.Space:
     """That of an observation [1, ...], given as shapes and types."""
     if isinstance(seen, Mapping):
         return spaces.Dict({key: _space(part) for key, part in seen.items()})
-    low, high = (0, 255) if seen.dtype == np.uint8 else (-np.inf, np.inf)
-    return spaces.Box(low, high, seen.shape[1:], seen.dtype)
+    if seen.dtype != np.uint8:
+        return spaces.Box(-np.inf, np.inf, seen.shape[1:], seen.dtype)
+    # Vectors of them are cells that are empty or not, which learners see as they are, and no bytes to be scaled.
+    return spaces.Box(0, 255 if len(seen.shape) > 3 else 1, seen.shape[1:], seen.dtype)
 
 
 class Stepped(gymnasium.Env):

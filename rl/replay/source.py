@@ -7,10 +7,10 @@ return is a tuple with the data of each. Every `rl.types.Transition` then says i
 counted from 0 in the order given. Rows that have an ``origin`` keep it: a dataset whose demonstrations are flagged row
 by row, say.
 
-By convention logged data is the first: its rows have the origin `LOGGED`, 0. The rows that a model made have 1
-(`rl.model_based`), and so do those that the learner collected itself, `ONLINE`, also where nothing else is drawn
-(`rl.online`). Where both are (`rl.mbpo`), the model's have 2, `MODEL`. Agents that treat demonstrations differently
-ask `is_logged`.
+By convention logged data is the first: its rows have the origin `LOGGED`, 0. The rows that a model made have 1 in
+`rl.model_based`. Those that the learner collected itself have `ONLINE`, also where nothing else is drawn (`rl.online`),
+and the model's beside them `MODEL` (`rl.mbpo`): below 0, which no flag of a dataset's rows should be. Agents that treat
+demonstrations differently ask `is_logged`.
 
 | | a batch is | shares |
 |---|---|---|
@@ -30,8 +30,8 @@ import jax.numpy as jnp
 from rl.types import Array, Key, Transition
 
 LOGGED = 0  # the `Transition.origin` of logged data: demonstrations
-ONLINE = 1  # that of the learner's own experience
-MODEL = 2  # that of a model's rows beside it
+ONLINE = -1  # that of the learner's own experience
+MODEL = -2  # that of a model's rows beside it
 
 # (data, key, number of the update [] int32) -> batch
 Source = Callable[[Any, Key, Array | int], Any]
