@@ -14,6 +14,7 @@ a tenth, ``--agent.retain=1`` a fifth.
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, NamedTuple
@@ -149,7 +150,7 @@ def run(settings: Settings, config: Config) -> dict[str, Any]:
     start = lifecycle.begin(this, {"carry": carry, "world": where.params(unfitted)})
     if start.result is not None:
         return start.result
-    _print_notes(settings, config, task.loaded)
+    _print_notes(settings, config, task.loaded, terminates)
     carry, params = start.tree["carry"], start.tree["world"]
     with ExitStack() as stack:
         episodes = None
@@ -194,6 +195,12 @@ def make_ensemble(settings: Settings, config: Config, spec: Spec) -> ensemble.En
       ValueError: it cannot be built, or predict such observations; the message names the flag.
     """
     of_model = {name: getattr(settings, f"model_{name}") for name in _MODEL}
+    layers = len(settings.model_hidden)
+    if len(settings.model_decay) not in (1, layers + 1) and settings.truth != -1:
+        raise ValueError(
+            f"--model_decay={','.join(map(str, settings.model_decay))} has {len(settings.model_decay)} rates: give one "
+            f"for all, or one for each of the {layers} layers of --model_hidden and one for the output"
+        )
     if len(settings.model_decay) == 1 or settings.truth == -1:  # what is untrained has no decay
         of_model["decay"] = settings.model_decay[:1] * (len(settings.model_hidden) + 1)
     try:
@@ -205,9 +212,15 @@ def make_ensemble(settings: Settings, config: Config, spec: Spec) -> ensemble.En
         raise ValueError(f"{error}{hint}") from None
 
 
-def _print_notes(settings: Settings, chosen: Config, loaded: data.Loaded) -> None:
+def _print_notes(settings: Settings, chosen: Config, loaded: data.Loaded, terminates: Rule) -> None:
     """Prints what there is to know of the data, and which flags do nothing."""
     notes.show_note(settings, loaded)
+    steps = loaded.dataset.transitions
+    known = ~replay.without_successor(steps) & (chosen.real < 1)
+    if against := termination.contradicted(
+        terminates, steps.next_observation[known], steps.discount[known] == 0
+    ):
+        print(f"note: {against}", file=sys.stderr)
     notes.note_unused_head(settings)
     usual, usual_config = presets.usual("model_based", settings, config(settings.agent), "dataset")
     of_run, of_method = unused(settings, chosen)

@@ -264,11 +264,16 @@ def evaluator(
         key = jax.random.fold_in(jax.random.fold_in(root, clock[0]), clock[1])
         each = jax.vmap(functools.partial(jax.random.fold_in, key))(jnp.arange(seeds))
         actions, memory = policy.act(states, memory, observations, first, each)
-        if actions.shape[:2] != (seeds, copies):
-            raise ValueError(f"act must return [{seeds}, {copies}, ...] actions, got shape {actions.shape}")
+        if actions.shape != expected:
+            raise ValueError(
+                f"act must return actions {list(expected)} of {seeds} policies in {copies} copies of {name}, which has "
+                f"{vector.spec.action_size} {'actions' if vector.spec.discrete else 'numbers in an action'}: it "
+                f"returns {list(actions.shape)}"
+            )
         return actions, memory
 
     vector = envs.vector(name, seeds * copies, processes)
+    expected = (seeds, copies) if vector.spec.discrete else (seeds, copies, vector.spec.action_size)
     shape = (seeds, copies, episodes // copies)
     compiled = Actor(jax.jit(policy.start), jax.jit(step))
     return Evaluator(compiled, vector, shape, reference, base_seed, name, options)

@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -42,7 +43,7 @@ import numpy as np
 
 from rl import buffers, keys, train
 from rl.buffers import Replay
-from rl.dynamics import rollout, value_aware
+from rl.dynamics import rollout, termination, value_aware
 from rl.dynamics.ensemble import Ensemble, Model
 from rl.dynamics.rollout import RolloutState
 from rl.dynamics.termination import Rule
@@ -280,6 +281,8 @@ def _retrain(
         learned = step - rhythm.learning_starts
         number = np.int32(learned // config.retrain_every)
         memory: Memory = carry.memory
+        if not number:
+            _warn_of_ends(memory.environment, terminates)
         try:
             model = network.fit(
                 memory.environment,
@@ -305,6 +308,16 @@ def _retrain(
         return carry._replace(memory=memory), named
 
     return run
+
+
+def _warn_of_ends(steps: ring.Ring, terminates: Rule) -> None:
+    """Warns where the steps so far, of all seeds, say other ends of episodes than rollouts are to have."""
+    count = int(steps.count)
+    seen, discount = jax.device_get((steps.rows.next_observation[:, :count], steps.rows.discount[:, :count]))
+    if against := termination.contradicted(
+        terminates, seen.reshape(-1, seen.shape[-1]), discount.ravel() == 0
+    ):
+        warnings.warn(against, stacklevel=2)
 
 
 def imagination(

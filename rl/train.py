@@ -241,7 +241,8 @@ def population(
         products keep its cores busy, and its parameters stay in cache.
 
     Raises:
-      ValueError: no update per epoch; a field that is unknown or no float, lists of different lengths, or a value of 0;
+      ValueError: no update per epoch; a field that is unknown or no float, lists of different lengths, a value of 0, or
+        one that the config refuses;
         a source that draws by other settings than the agent's (its discount, say), or by one that is swept; from
         ``init`` and ``epoch``, if keys are not one for each run; from ``epoch``, data made with another discount
         (`rl.replay.dataset.n_step`, chunks).
@@ -252,6 +253,7 @@ def population(
     hypers = {name: jnp.asarray(values) for name, values in (sweep or {}).items()}
     for name in hypers:
         check_field(config, name)
+    _check_values(config, sweep or {})
     if isinstance(sample, Configured):
         _check_settings(config, hypers, dict(sample.settings), "the source draws")
 
@@ -362,9 +364,19 @@ def _check_settings(config: Any, swept: Container[str], given: Mapping[str, Any]
             )
 
 
+def _check_values(config: Any, sweep: Mapping[str, Any]) -> None:
+    """Raises what the config says of values that it refuses: in the program they are traced, and it cannot see them."""
+    known = {name: values for name, values in sweep.items() if not isinstance(values, jax.core.Tracer)}
+    for values in zip(*(np.asarray(column).tolist() for column in known.values()), strict=True):
+        dataclasses.replace(config, **dict(zip(known, map(float, values), strict=True)))
+
+
 def check_sweep(sweep: Mapping[str, Any]) -> None:
     """Raises ValueError for {field: values} that cannot be trained in one program; traced values are not looked at."""
     known = {name: values for name, values in sweep.items() if not isinstance(values, jax.core.Tracer)}
+    for name, values in known.items():
+        if np.ndim(values) != 1 or np.asarray(values).dtype.kind not in "iuf":
+            raise ValueError(f"a sweep of {name} needs a list of numbers, one for each run, not {values!r}")
     columns = {name: np.asarray(values).tolist() for name, values in known.items()}
     if len({len(column) for column in columns.values()}) > 1:
         raise ValueError(f"the fields of a sweep need equally many values: {columns}")

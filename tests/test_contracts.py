@@ -912,7 +912,7 @@ def test_a_discount_that_no_update_reads_is_not_swept() -> None:
     """All runs were the same; HECRL, whose goals need none, can have several."""
     uniform = goals.Goals(geometric=False)
     hindsight = goals.Hindsight(value=uniform)
-    sample, sweep = goals.sampler(BATCH, hindsight, 0.99), {"discount": [0.9, 0.99]}
+    sample, sweep = goals.sampler(BATCH, hindsight, 0.99), {"discount": [0.98, 0.99]}
     keys = jax.random.split(jax.random.key(0), 2)
     for agent in ("crl", "qrl"):
         make = maker(agent, load("goals"), "scalar")
@@ -929,7 +929,7 @@ def test_a_discount_that_no_update_reads_is_not_swept() -> None:
         STEPS,
         sweep=sweep,
     )
-    np.testing.assert_array_equal(runs.init(keys, None).params["g"], np.float32([0.9, 0.99]))
+    np.testing.assert_array_equal(runs.init(keys, None).params["g"], np.float32([0.98, 0.99]))
 
 
 def test_a_zero_switches_a_term_off_whoever_made_it() -> None:
@@ -937,6 +937,20 @@ def test_a_zero_switches_a_term_off_whoever_made_it() -> None:
     assert all(is_off(zero) for zero in (0, 0.0, np.int64(0), np.float32(0), np.zeros(()), jnp.zeros(())))
     assert not any(is_off(weight) for weight in (0.5, np.float32(0.5), jnp.ones(())))
     assert not jax.eval_shape(lambda weight: jnp.zeros(3 * is_off(weight)), 0.0).shape[0]  # a tracer
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ([0.7, 1.5], r"expectile=1\.5 must lie in"),
+        (0.8, "a sweep of expectile needs a list of numbers, one for each run, not 0.8"),
+        (["0.7"], "a sweep of expectile needs a list of numbers"),
+    ],
+)
+def test_values_that_the_agent_refuses_cannot_be_swept(values: Any, message: str) -> None:
+    """In the program they are traced: it would learn by an expectile that there is not."""
+    with pytest.raises(ValueError, match=message):
+        train.population(iql()[1], small("iql"), replay.sampler(BATCH), STEPS, sweep={"expectile": values})
 
 
 def test_a_switch_cannot_be_swept() -> None:

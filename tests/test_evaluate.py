@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
@@ -290,12 +291,13 @@ def test_an_environment_that_returns_nan_is_named_and_not_the_policy(part: str) 
         evaluator(jnp.zeros(1))
 
 
-def test_actions_of_a_wrong_shape_are_refused() -> None:
+@pytest.mark.parametrize("shape", [(2, 1), (2, 2), (2, 2, 3)])
+def test_actions_of_a_wrong_shape_are_refused(shape: tuple[int, ...]) -> None:
+    """Also of environments whose actions are one number, where an axis too few would do."""
+    act = lambda states, observations, keys: jnp.zeros(shape)
     with (
-        evaluate.evaluator(
-            lambda s, o, k: jnp.zeros((2, 1)), COUNTDOWN, seeds=2, episodes=2, processes=0
-        ) as e,
-        pytest.raises(ValueError, match=r"\[2, 2, ...\] actions, got shape \(2, 1\)"),
+        evaluate.evaluator(act, COUNTDOWN, seeds=2, episodes=2, processes=0) as e,
+        pytest.raises(ValueError, match=rf"actions \[2, 2, 1\] .*: it returns {re.escape(str(list(shape)))}"),
     ):
         e(jnp.zeros(2))
 

@@ -15,7 +15,7 @@ import pytest
 from experiments import common, trained
 from experiments import model_based as script
 from rl import checkpoint, data, envs, keys, locks, log, model_based
-from rl.dynamics import ensemble
+from rl.dynamics import ensemble, termination
 from rl.networks.layers import Architecture
 from rl.types import Spec
 
@@ -244,7 +244,7 @@ def test_the_folder_is_held_while_the_model_is_fitted(
         (
             {"model_hidden": (8, 8), "model_decay": (0.0, 0.0)},
             {},
-            r"^--model_decay=\(.* has 2 rates: .* each of the 2 hidden layers and one for the output",
+            r"^--model_decay=.* has 2 rates: give one for all, or .* each of the 2 layers of --model_hidden and",
         ),
         ({}, {"rollouts": 2}, "--agent.rollouts=2: .* give at least 3"),
         (
@@ -323,9 +323,12 @@ def test_flags_that_do_nothing_are_named(
     chosen = script.Settings(
         agent=method, eval_episodes=2, **{name: x for name, x in fields.items() if name != "agent"}
     )
-    script._print_notes(chosen, dataclasses.replace(script.config(method), **changes), loaded)
+    of_agent = dataclasses.replace(script.config(method), **changes)
+    script._print_notes(chosen, of_agent, loaded, termination.never)
     first, *lines = capsys.readouterr().err.splitlines()
     assert first == "note: these data have no environment"
+    if of_agent.real < 1:  # and rollouts would never end, while these data do
+        assert lines.pop(0).startswith("note: by the termination rule 0 of ")
     named = [line.split()[1].removeprefix("--") for line in lines]
     assert sorted(named) == sorted(flags)
 

@@ -670,6 +670,9 @@ def test_a_head_of_ones_own_is_checked() -> None:
             "target": lambda r, d, o: jnp.stack([r + d * o[..., 0], r + 1.0], -1)
         },
         "clipped must return": {"clipped": lambda r, d, o: jnp.zeros(r.shape, int)},
+        "clipped must be a share": {"clipped": lambda r, d, o: jnp.full(r.shape, 5.0)},
+        "mix of more axes must return": {"mix": lambda o, w: (o * w[..., None]).sum(1)},
+        "size must be a whole number of outputs, not 2.0": {"size": 2.0},
         "divergence must be": {"divergence": lambda o, t: own.loss(o, t) - 100.0},
         "mix of outputs of several hundreds must be finite": {"mix": lambda o, w: jnp.log(jnp.exp(own.mix(o, w)))},
         "target, as its outputs are logits, must": {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -229,6 +230,40 @@ def test_an_environment_of_ones_own_brings_its_rule(tmp_path: Path, monkeypatch:
     monkeypatch.syspath_prepend(tmp_path)
     rule = termination.of_environment("with_a_rule:Fall-v0+noise2")
     assert rule(np.array([[-1.0, 5, np.nan, 2], [1.0, 5, 0, -2]])).tolist() == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("rule", "given"),
+    [
+        (
+            "(observation[..., 0] < 0).any()",
+            r"bool\[\] for observations \[2, 3\]: .* each of them, bool\[2\]",
+        ),
+        ("observation[..., :1] < 0", r"bool\[2, 1\] for observations"),
+        ("1.0 * (observation[..., 0] < 0)", r"float32\[2\] for observations"),
+    ],
+)
+def test_a_rule_of_ones_own_says_of_each_state_whether_it_ends(
+    rule: str, given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One answer for all would be taken for each, and would end every rollout."""
+    monkeypatch.syspath_prepend(tmp_path)
+    name = f"rule_{abs(hash(rule))}"
+    (tmp_path / f"{name}.py").write_text(f"def terminates(observation): return {rule}")
+    with pytest.raises(ValueError, match=rf"terminates\(observation\) of {name} gives {given}"):
+        jax.eval_shape(termination.of(f"{name}:Fall-v0"), jnp.zeros((2, 3)))
+
+
+def test_recorded_ends_may_contradict_a_rule() -> None:
+    seen, ended = np.linspace(-1, 1, 200)[:, None], np.arange(200) < 2
+    assert termination.contradicted(lambda x: x[..., 0] < -0.985, seen, ended) == ""
+    for rule, wrong, missed in (
+        (lambda x: x[..., 0] > -0.985, 198, 2),
+        (termination.never, 0, 2),
+        (lambda x: x[..., 0] < -0.95, 3, 0),
+    ):
+        said = rf"{wrong} of 198 recorded steps .* and {missed} of 2 that ended one would not"
+        assert re.search(said, termination.contradicted(rule, seen, ended))
 
 
 def test_an_environment_without_a_rule_is_refused() -> None:

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable
 
 import jax.numpy as jnp
+import numpy as np
 
 from rl.envs import distractors
 from rl.envs.registry import OURS, user_module
@@ -124,9 +125,51 @@ def of(name: str) -> Rule:
 def _of_module(name: str) -> Rule | None:
     """The rule of a module of the user's; None where it has none or cannot be imported, which makers of it explain."""
     try:
-        return getattr(importlib.import_module(name), "terminates", None)
+        rule = getattr(importlib.import_module(name), "terminates", None)
     except (ImportError, TypeError):  # or it is no name of a module
         return None
+    return _checked(name, rule) if callable(rule) and rule not in RULES.values() else rule
+
+
+def _checked(module: str, rule: Rule) -> Rule:
+    """The rule, which raises ValueError where it gives something else than a boolean for each observation.
+
+    One boolean for all of them would be taken for each.
+    """
+
+    def terminates(observation: Array) -> Array:
+        ended = jnp.asarray(rule(observation))
+        if ended.shape != observation.shape[:-1] or ended.dtype != bool:
+            raise ValueError(
+                f"terminates(observation) of {module} gives {ended.dtype}{list(ended.shape)} for observations "
+                f"{list(observation.shape)}: it must give a boolean for each of them, bool"
+                f"{list(observation.shape[:-1])}, by observation[..., i] or .any(-1) say"
+            )
+        return ended
+
+    return terminates
+
+
+def contradicted(rule: Rule, next_observation: np.ndarray, terminated: np.ndarray) -> str:
+    """What recorded steps say against a rule, in words; "" where no more than a few of them do.
+
+    Few are 1 % of the steps after which an episode went on or was cut, and half of those that ended one.
+
+    Args:
+      rule: any.
+      next_observation: [N, O].
+      terminated: [N] bool.
+    """
+    ends = np.asarray(rule(jnp.asarray(next_observation)))
+    wrong, missed = int((ends & ~terminated).sum()), int((~ends & terminated).sum())
+    others, ended = int((~terminated).sum()), int(terminated.sum())
+    if 100 * wrong <= others and 2 * missed <= ended:
+        return ""
+    return (
+        f"by the termination rule {wrong:,} of {others:,} recorded steps would have ended an episode that went on or "
+        f"was cut, and {missed:,} of {ended:,} that ended one would not: rollouts in a model end by that rule "
+        "(rl.dynamics.termination, or terminates of a module of your own)"
+    )
 
 
 def of_environment(environment: str) -> Rule:

@@ -177,24 +177,28 @@ def _of_ones_own(name: str, low: Any, high: Any, size: int) -> ValueHead:
     head = maker(low, high, size)
     try:
         return check(head)
-    except ValueError as error:
-        raise ValueError(f"head {name!r}: {error}") from error
+    except Exception as error:  # of the user's code
+        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        raise ValueError(f"head {name!r}: {kind}{error}") from error
 
 
 def check(head: ValueHead) -> ValueHead:
     """``head``, if its members fit one another; for heads of your own.
 
     Of [2, 3] values it looks at shapes and types, at targets of logits, which are probabilities [..., K], at finite
-    losses of at least 0 (priorities are made of them), at mixtures of outputs of some hundreds, at targets without a
-    gradient, at ``value(mix(o, w)) = sum_n w_n value(o_n)``, by which agents average over actions and
-    critics, and at ``divergence`` and ``dominance``, where there are any. It cannot see whether the best fit to random
-    targets has their mean, without which expectiles and averages over next states are biased.
+    losses of at least 0 (priorities are made of them), at shares from 0 to 1 that are clipped, at mixtures of more axes
+    and of outputs of some hundreds, at targets without a gradient, at ``value(mix(o, w)) = sum_n w_n value(o_n)``, by
+    which agents average over actions and critics, and at ``divergence`` and ``dominance``, where there are any. It
+    cannot see whether the best fit to random targets has their mean, without which expectiles and averages over next
+    states are biased.
 
     Raises:
       ValueError: one does not; the message names the member. Or it is no `ValueHead`.
     """
     if not isinstance(head, ValueHead):
         raise ValueError(f"a head must be a rl.values.heads.ValueHead, not {head!r}: return one")
+    if not isinstance(head.size, int | np.integer) or head.size < 1:
+        raise ValueError(f"a head's size must be a whole number of outputs, not {head.size!r}")
     key = jax.random.key(0)
     outputs, other = jax.random.normal(key, (2, 2, 3, head.size), jnp.float32)
     reward, discount, weights = (jnp.full((2, 3), x, jnp.float32) for x in (0.1, 0.9, 1 / 3))
@@ -217,9 +221,14 @@ def check(head: ValueHead) -> ValueHead:
         expect("target, as its outputs are logits,", target, (2, 3, head.size), 0.0)
         sums_to_one("target, as its outputs are logits,", target)
     expect("loss", head.loss(outputs, target), (2, 3), 0.0)
-    expect("clipped", head.clipped(reward, discount, other), (2, 3), 0.0)
+    clipped = head.clipped(reward, discount, other)
+    expect("clipped", clipped, (2, 3), 0.0)
+    if (clipped > 1).any():
+        raise ValueError("a head's clipped must be a share, at most 1")
     mixed = head.mix(outputs, weights)
     expect("mix", mixed, (2, head.size))
+    more = jnp.broadcast_to(outputs[:, :, None], (2, 3, 4, head.size))
+    expect("mix of more axes", head.mix(more, jnp.full((2, 3, 4), 0.25)), (2, 3, head.size))
     expect("mix of outputs of several hundreds", head.mix(300 * outputs, weights), (2, head.size))
     if not jnp.allclose(head.value(mixed), (weights * values).sum(-1), atol=1e-4):
         raise ValueError("a head's value(mix(outputs, weights)) must be the weighted mean of the values")
