@@ -215,6 +215,13 @@ def test_published_numbers_stand_beside_only_where_the_protocol_is_the_same(tmp_
         "hopper-medium-v2": [],
         "hopper-medium-regen-v5": ["data are not D4RL's own -v2 files"],
     }
+    part = next(report_runs.read(plan))
+    protocol = {"score": "normalized_return", "data": "D4RL's", "datasets": ["*"], "updates": 1_000_000}
+    protocol |= {"evaluations": 3, "eval_every": 500}
+    differs = report_sources._differences(
+        part, report_runs.arguments(part)[0], protocol, "normalized_return", 3
+    )
+    assert differs == ["evaluations are 10 updates apart, not 500"]
     place = next(iter(plan.programs))  # under the same name, but made here
     log.write_json(
         place / log.RESULT, stored | {"updates": updates, "source": "D4RL layout, regenerated: x.hdf5"}
