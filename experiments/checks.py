@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import warnings
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType, ModuleType
 from typing import Any
@@ -14,6 +15,7 @@ import jax
 
 from rl import agents, data, envs, shard
 from rl.agents.optimisers import Adam
+from rl.envs.registry import shows_bytes
 from rl.settings import require_at_least_one
 from rl.types import Spec
 from rl.values import heads
@@ -321,6 +323,12 @@ def fit_early(settings: Any, loaded: data.Loaded, name: str | None) -> None:
         return
     with contextlib.suppress(ImportError, RuntimeError), contextlib.closing(envs.make(name)) as env:
         fit(loaded, envs.spec(env), sets=agents.reads_sets(settings.agent))
+        if shows_bytes(env) and (loaded.dataset.transitions.observation > 1).any():
+            warnings.warn(
+                f"{name} observes bytes, which are divided by 255 where a policy acts, and {settings.dataset} has "
+                "observations above 1: divide them by 255, too",
+                stacklevel=2,
+            )
 
 
 def fit(loaded: data.Loaded, environment: Spec, *, sets: bool = False) -> None:

@@ -332,7 +332,7 @@ def player(policies: Policies, member: int = 0, seed: int = 0) -> Callable[..., 
         key, now = jax.random.split(key)
         member_key = jax.random.split(now, policies.count)[member]
         action, memory = act(state, memory, shown, np.full(1, first), member_key)
-        return np.asarray(action[0])
+        return np.asarray(action[0])[()]  # of an integer a number, which environments may look up
 
     return step
 

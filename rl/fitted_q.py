@@ -63,6 +63,8 @@ def estimator(
     if len(spec.observation_shape) != 1:
         raise ValueError(f"fitted-Q evaluation takes flat observations, not shape {spec.observation_shape}")
     critic = mlp.critic(spec, head.size, config.hidden, config.layer_norm)
+    # As environments do with what a policy returns.
+    taken = (lambda action: action) if spec.discrete else (lambda action: jnp.clip(action, -1.0, 1.0))
     optimisers = {"critic": optax.adam(config.learning_rate)}
     sample = jax.vmap(sampler(config.batch_size), (None, 0, None))
 
@@ -92,7 +94,7 @@ def estimator(
         def one(_: Array, q: State) -> State:
             sample_keys, act_keys = _split(jax.vmap(jax.random.fold_in)(keys, q.step), 2)
             batch = sample(dataset, sample_keys, 0)
-            return jax.vmap(update)(q, batch, act(states, batch.next_observation, act_keys))
+            return jax.vmap(update)(q, batch, taken(act(states, batch.next_observation, act_keys)))
 
         return jax.lax.fori_loop(0, updates, one, q)
 
@@ -103,7 +105,7 @@ def estimator(
         first = dataset.transitions.observation[index]
         first = jnp.broadcast_to(first, (len(keys), *first.shape))
         # Split, though there is one draw: estimates that were recorded are of this key.
-        action = act(states, first, _split(keys, 1)[0])
+        action = taken(act(states, first, _split(keys, 1)[0]))
         # The target network: an average over updates, so less noisy than the last iterate.
         values = head.value(jax.vmap(critic.apply)(q.target["critic"], first, action))
         return jnp.matmul(values, weight, precision=jax.lax.Precision.HIGHEST)

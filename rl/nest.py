@@ -65,10 +65,11 @@ def agent_shape(shape: tuple[int, ...], dtype: Any) -> tuple[int, ...]:
             f"uint8 of shape {shape} is no image [H, W, C]: add an axis for the channels "
             "(gymnasium.wrappers.GrayscaleObservation(env, keep_dim=True)), or make numbers that are no pixels float32"
         )
-    if len(shape) == 3 and shape[0] < min(shape[1:]):
+    # Boards may have more planes than rows, but then hardly as many as columns.
+    if len(shape) == 3 and shape[0] < min(shape[1:]) and (shape[0] <= 4 or shape[1] == shape[2]):
         raise ValueError(
             f"uint8 of shape {shape} is an image with its channels first, and images here are [H, W, C]: make the "
-            "channels the last axis (numpy.moveaxis)"
+            "channels the last axis (numpy.moveaxis); or, if they are, make these numbers a vector of float32"
         )
     return shape
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -192,7 +193,9 @@ def test_discrete_actions_count_from_zero(with_spaces) -> None:
 
 def test_observations_become_float32_histories_keep_their_axes_and_images_stay(with_spaces) -> None:
     for shape, seen in (((), (1,)), ((2, 3), (2, 3)), ((2, 3, 4), (24,))):
-        env = with_spaces(spaces.Box(-1, 1, shape, np.float64), TWO)
+        told = pytest.warns(UserWarning, match="see as a vector of 24 numbers: if these are images, return")
+        with told if len(shape) == 3 else contextlib.nullcontext():
+            env = with_spaces(spaces.Box(-1, 1, shape, np.float64), TWO)
         observation, _ = env.reset()
         assert (observation.shape, observation.dtype) == (seen, np.float32)
         assert env.observation_space.contains(observation)
@@ -204,6 +207,13 @@ def test_observations_become_float32_histories_keep_their_axes_and_images_stay(w
     observation, _ = image.reset()
     assert (observation.shape, observation.dtype) == ((8, 8, 3), np.uint8)
     assert envs.spec(image) == Spec((8, 8, 3), 2, discrete=True)
+    for wrong in (
+        np.ones((8, 8, 3), np.float32),
+        np.ones((8, 8, 1), np.uint8),
+    ):  # black, or spread over channels
+        with pytest.raises(ValueError, match=r"is not of its space, .*which must return uint8 from 0 to 255"):
+            image.observation(wrong)
+    assert nest.agent_shape((6, 7, 8), np.uint8) == (6, 7, 8)  # a board of eight planes
 
 
 def test_dictionaries_stay_and_their_arrays_become_vectors_and_images(with_spaces) -> None:
@@ -240,6 +250,11 @@ def test_dictionaries_of_many_copies_are_dictionaries_of_rows() -> None:
             spaces.Dict({"goal": VECTOR, "room": spaces.Discrete(4)}),
             TWO,
             r"'Toy-v0' observes Dict\(.*observation\['room'\] is Discrete\(4\).*FlattenObservation",
+        ),
+        (
+            spaces.Dict({"eye": spaces.Box(0, 255, (8, 8, 3), np.uint8), "room": spaces.Discrete(4)}),
+            TWO,
+            r"in which observation\['room'\] is an array \(one-hot, say\), as flattened pixels are not divided",
         ),
         (spaces.Discrete(4), TWO, r"observes Discrete\(4\)"),
         (spaces.Box(0, 255, (84, 84), np.uint8), TWO, r"\(84, 84\) is no image \[H, W, C\].*keep_dim=True"),

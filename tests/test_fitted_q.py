@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import chex
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -112,6 +113,21 @@ def test_fitted_q_finds_the_value_of_linear_feedback() -> None:
     value = fit(np.float32(gains), dataset, jax.random.split(jax.random.key(1), 3))
     exact = -np.mean(x**2) * (1 + 0.1 * gains**2) / (1 - GAMMA * (0.9 - 0.5 * gains) ** 2)
     np.testing.assert_allclose(value, exact, rtol=0.05)
+
+
+def test_actions_are_taken_as_environments_take_them() -> None:
+    """Clipped: two policies that do the same have the same value, though a critic can tell their actions apart."""
+    x = np.linspace(-1, 1, 40, dtype=np.float32)[:, None]
+    steps = Transition(x, x, x[:, 0], np.ones(40, np.float32), x, x, np.zeros(40, np.float32))
+    act = lambda states, observations, keys: jnp.broadcast_to(states[:, None, None], observations.shape)
+    config = fitted_q.Config(updates=20, hidden=(8,))
+    fit = fitted_q.estimator(act, Spec((1,), 1), heads.scalar(), config)
+    one, four, half = fit(
+        np.float32([1, 4, 0.5]),
+        Dataset(steps, np.ones(40, bool)),
+        jax.random.split(jax.random.key(0), 1)[np.zeros(3, int)],
+    )
+    assert one == four != half
 
 
 @pytest.mark.slow

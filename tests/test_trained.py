@@ -9,6 +9,7 @@ from typing import Any
 
 import gymnasium
 import jax
+import jax.numpy as jnp
 import numpy as np
 import point_mass  # noqa: F401  (registers its environment)
 import pytest
@@ -16,7 +17,7 @@ import toy_environments
 from gymnasium.spaces import Box, Discrete
 
 from experiments import common, offline, online, rollouts, trained
-from rl import agents, checkpoint, data, envs, fitted_q, log, train
+from rl import acting, agents, checkpoint, data, envs, fitted_q, log, train
 from rl.replay import transform
 from rl.types import Spec
 
@@ -86,6 +87,12 @@ def test_an_offline_run_of_a_sweep_in_chunks_acts_again_as_it_did(
     each = [trained.player(policies, member)(observation, first=True) for member in range(4)]
     np.testing.assert_allclose(each, together[:, 0], rtol=1e-5, atol=1e-6)
     assert len(np.unique(each, axis=0)) == 4
+    number = policies._replace(
+        alone=lambda member: (0, acting.memoryless(lambda state, seen, key: jnp.ones(1, int)))
+    )
+    assert {1: "found"}[
+        trained.player(number)(observation, first=True)
+    ]  # as of actions that an environment looks up
     alone = [x.shape for x in jax.tree.leaves(policies.alone(3)[0].params)]
     assert alone == [x.shape[1:] for x in jax.tree.leaves(policies.state.params)]
     # The first seed of each variant is drawn, if asked for.

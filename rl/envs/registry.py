@@ -278,16 +278,26 @@ def _uniform(env: gymnasium.Env, name: str) -> gymnasium.Env:
     observations, actions = env.observation_space, env.action_space
     for place, space in nest.named("observation", observations).items():
         if not isinstance(space, spaces.Box):
+            remedy = "wrapped in gymnasium.wrappers.FlattenObservation"
+            if any(map(_is_image, nest.leaves(observations))):
+                remedy = (
+                    f"in which {place} is an array (one-hot, say), as flattened pixels are not divided by 255"
+                )
             raise ValueError(
                 f"environment {name!r} observes {observations}, but agents here take arrays (Box) and dictionaries of "
-                f"them (Dict), and {place} is {space}; register a version wrapped in "
-                "gymnasium.wrappers.FlattenObservation under a name of your own"
+                f"them (Dict), and {place} is {space}; register under a name of your own a version {remedy}"
             )
         try:
             nest.agent_shape(space.shape, space.dtype)
         except ValueError as error:
             raise ValueError(f"environment {name!r}: {place} is {space}, and {error}") from None
-    if not _is_image(observations):
+        if len(space.shape) >= 3 and np.issubdtype(space.dtype, np.floating):
+            warnings.warn(
+                f"environment {name!r}: {place} is {space}, which agents see as a vector of {math.prod(space.shape)} "
+                "numbers: if these are images, return them as uint8 [H, W, C], from 0 to 255 (networks divide by 255)",
+                stacklevel=2,
+            )
+    if not (_is_atari(name) or name.startswith(pixels.PREFIX)):
         env = _float_observations(env)
     if isinstance(actions, spaces.Discrete):
         return _FromZero(env, actions) if actions.start else env
@@ -324,12 +334,18 @@ def _action_wrapper(actions: spaces.Space) -> str:
 
 
 def _float_observations(env: gymnasium.Env) -> gymnasium.Env:
-    """Vectors and histories of float32, in the dictionaries that hold them; images stay."""
+    """Vectors and histories of float32, in the dictionaries that hold them; images stay, and must be of their space."""
     theirs = env.observation_space
 
     def seen(box: spaces.Box, x: Any) -> np.ndarray:
         if _is_image(box):
-            return x
+            image = np.asarray(x)
+            if image.shape != box.shape or image.dtype != np.uint8:
+                raise ValueError(
+                    f"an observation of shape {image.shape}, {image.dtype}, is not of its space, {box}: mend the "
+                    "environment, which must return uint8 from 0 to 255"
+                )
+            return image
         if np.size(x) != math.prod(box.shape):
             raise ValueError(
                 f"an observation of shape {np.shape(x)} is not of its space, {box}: mend the environment"
@@ -351,6 +367,12 @@ def _float_observations(env: gymnasium.Env) -> gymnasium.Env:
 
 def _is_image(space: spaces.Space) -> bool:
     return space.dtype == np.uint8 and len(space.shape or ()) >= 3
+
+
+def shows_bytes(env: gymnasium.Env) -> bool:
+    """Whether an environment from `make` observes a vector of bytes, which is divided by 255."""
+    theirs = env.unwrapped.observation_space
+    return isinstance(theirs, spaces.Box) and len(theirs.shape) < 3 and _is_bytes(theirs)
 
 
 def _is_bytes(box: spaces.Box) -> bool:
