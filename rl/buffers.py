@@ -141,8 +141,8 @@ def check_chunks(view: View, memory: ring.Ring) -> None:
     whole = jax.vmap(lambda one: ring.holds_whole(one, view.chunk, view.environments), (ring.STACKED,))
     if view.chunk > 1 and not jax.jit(whole)(memory).all():
         raise ValueError(
-            f"no episode so far had {view.chunk} steps or terminated, so that there is no chunk of {view.chunk} "
-            "actions to learn from: take shorter chunks, or begin to learn later"
+            f"none of the episodes that are remembered had {view.chunk} steps or terminated, so that there is no chunk "
+            f"of {view.chunk} actions to learn from: take shorter chunks, or begin to learn later"
         )
 
 

@@ -232,6 +232,7 @@ class Trainer:
             "finished": self._stream.finished,
             "deaths": self.deaths,
             "evaluated": self.evaluated,
+            "learning": self._learning,
             "relabelled": self.relabelled.tolist(),
         }
         if self._retraining:
@@ -250,6 +251,7 @@ class Trainer:
         self.step, self.carry = step, saved["loop"]._replace(state=saved["state"])
         self.action = saved["action"]
         self.deaths, self.evaluated = notes["deaths"], notes["evaluated"]
+        self._learning = notes.get("learning", False)  # notes of earlier versions do not say it
         self.relabelled = np.array(notes["relabelled"])
         if self._retraining:
             self.retrained = notes["retraining"]["step"]

@@ -112,6 +112,8 @@ class Trainer:
         while self.step < until and not stopping:
             learning, acting_by_policy = (self.step + self._environments >= x for x in self._boundaries)
             count = min(self._same(until), self._most)
+            if learning and not self._learning and self._view.chunk > 1:
+                count = 1  # what is learned from must be chunks from the first update on: see below
             self.whole = False  # what was there is being overwritten
             self._carry = self._run(self._carry, self._logged, count, learning, not acting_by_policy)
             self.step += count * self._environments
@@ -159,13 +161,14 @@ class Trainer:
 
     def notes(self) -> dict[str, Any]:
         """What goes with it."""
-        return {"evaluated": self.evaluated}
+        return {"evaluated": self.evaluated, "learning": self._learning}
 
     def resume(self, saved: Mapping[str, Any], step: int, notes: Mapping[str, Any]) -> None:
         """Goes on from what `saved` and `notes` returned at ``step``."""
         loop = saved["loop"]
         self._carry = loop._replace(learning=loop.learning._replace(state=saved["state"]))
         self.step, self.evaluated = step, notes["evaluated"]
+        self._learning = notes.get("learning", False)  # notes of earlier versions do not say it
 
 
 def _program(

@@ -179,7 +179,8 @@ def test_a_memory_without_a_whole_chunk_is_an_error() -> None:
     cut = ring.Ring(rows, np.int32(0), np.int32(20))  # after two steps, and after four
     buffers.check_chunks(buffers.chunked(2, GAMMA), cut)
     with pytest.raises(
-        ValueError, match=r"no episode so far had 3 steps or terminated.* take shorter chunks"
+        ValueError,
+        match=r"none of the episodes that are remembered had 3 steps or terminated.* take shorter chunks",
     ):
         buffers.check_chunks(buffers.chunked(3, GAMMA), cut)
     terminated = unended.copy()

@@ -17,7 +17,7 @@ import pytest
 
 from experiments import online as script
 from rl import acting, agents, buffers, checkpoint, envs, interaction, keys, log, on_device, run_folder, train
-from rl.envs import functional
+from rl.envs import functional, snapshot
 from rl.envs.functional import Outcome, World
 from rl.envs.stream import Stream
 from rl.replay.transform import Transform
@@ -56,6 +56,21 @@ def parts() -> World:
     image = lambda x: jnp.broadcast_to(100 + 90 * x[:, :1, None, None], (len(x), 4, 4, 3)).astype(jnp.uint8)
     made = lambda x: {"task": {"place": x[:, :1], "past": x[:, None]}, "eye": image(x)}
     return seen_as(made, {"task": {"place": (1,), "past": (1, 2)}, "eye": (4, 4, 3)})
+
+
+def keyed(scale: float = 1.0) -> World:
+    """`line` that remembers a key, by which it pays."""
+
+    def reset(keys: Key) -> tuple[Any, Any]:
+        observation, state = line().reset(keys)
+        return observation, (state, keys)
+
+    def step(keys: Key, state: Any, action: Any) -> Outcome:
+        made = line().step(keys, state[0], action)
+        paid = scale * jax.vmap(jax.random.uniform)(state[1])
+        return made._replace(reward=paid, state=(made.state, keys))
+
+    return World(Spec((2,), 1), reset, step)
 
 
 def seen_as(see: Callable[[Any], Any], shape: Any) -> World:
@@ -146,7 +161,13 @@ def test_however_it_is_cut_into_calls_it_is_the_same_run() -> None:
     parts.advance(36)
     other = trainer("device", (1, 4))
     other.resume(jax.device_get(parts.saved()), parts.step, parts.notes())
+    assert not other.notes()[
+        "learning"
+    ]  # chunks are checked once, when it begins, and not again after a resume
     other.advance(99)
+    last = trainer("device", (1, 4))
+    last.resume(jax.device_get(other.saved()), other.step, other.notes())
+    assert last.notes()["learning"]
     other.advance(150)
     jax.tree.map(np.testing.assert_array_equal, whole.saved(), other.saved())
     assert not parts.advance(60, stopping=[15]) and parts.step == 36
@@ -387,6 +408,23 @@ def test_bytes_and_dictionaries_are_the_same_on_the_host_as_on_the_device() -> N
             jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b[0], strict=True), one, other)
         image = seen[1] if name == "screen" else seen[1]["eye"]
         assert image.dtype == np.uint8 and (image == 118).all()
+
+
+def test_the_host_steps_a_world_as_it_is_now_and_remembers_its_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that was reloaded, in a notebook say, stayed the old one there; keys could not be put back."""
+
+    def play() -> tuple[float, float]:
+        env = envs.make("jax/test_on_device.keyed")
+        env.reset(seed=0)
+        there, action = snapshot.take(env), np.ones(1, np.float32)
+        first = env.step(action)[1]
+        snapshot.put(env, there)
+        return first, env.step(action)[1]
+
+    before = play()
+    monkeypatch.setattr(sys.modules[__name__], "keyed", functools.partial(keyed, 100.0))
+    after = play()
+    assert before[0] == before[1] and after[0] == after[1] == pytest.approx(100 * before[0])
 
 
 def test_pendulum_and_cart_pole_start_anew_after_their_time_limit() -> None:

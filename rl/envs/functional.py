@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import importlib
 import math
+import sys
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
@@ -288,19 +289,36 @@ def _vectors(gymnax: ModuleType, name: str, base: str) -> World:
     return World(Spec((math.prod(box.shape),), size, discrete), begin, advance)
 
 
+def _program(name: str) -> tuple[Spec, Any, Callable[..., Any], Callable[..., Any]]:
+    """`_compiled`, anew where a function of the user's was reloaded."""
+    module, _, function = name.removeprefix(OURS).rpartition(".")
+    return _compiled(name, getattr(sys.modules.get(module), function, None))
+
+
 @functools.cache
-def _compiled(name: str) -> tuple[Spec, Any, Callable[..., Any], Callable[..., Any]]:
+def _compiled(name: str, maker: Any) -> tuple[Spec, Any, Callable[..., Any], Callable[..., Any]]:
     """What all copies of an environment share: spec, an observation [1, ...] as shapes and types, reset and step.
 
-    The last two are `World.reset` and `World.step`, compiled for the CPU. States are lists of NumPy arrays.
+    The last two are `World.reset` and `World.step`, compiled for the CPU. States are lists of NumPy arrays, keys of
+    random numbers among them.
     """
+    del maker  # makes the world, if the environment is one of the user's
     cpu = jax.local_devices(backend="cpu")[0]
     with jax.default_device(cpu):
         world = make(name)
-    reset, step = jax.jit(world.reset), jax.jit(world.step)
+
+    def reset(keys: Key) -> tuple[Any, Any]:
+        observation, state = world.reset(keys)
+        return observation, jax.tree.map(_plain, state)
+
+    def step(keys: Key, state: Any, action: Array) -> Outcome:
+        outcome = world.step(keys, jax.tree.map(_typed, typed, state), action)
+        return outcome._replace(state=jax.tree.map(_plain, outcome.state))
+
+    reset, step = jax.jit(reset), jax.jit(step)
     keys = lambda seed, time: jax.random.fold_in(jax.random.key(seed), time)[None]
-    seen, first_state = jax.eval_shape(world.reset, keys(0, 0))
-    structure = jax.tree.structure(first_state)
+    seen, typed = jax.eval_shape(world.reset, keys(0, 0))
+    structure = jax.tree.structure(typed)
 
     def begin(seed: int, time: int) -> tuple[Any, list[np.ndarray]]:
         with jax.default_device(cpu):
@@ -316,6 +334,20 @@ def _compiled(name: str) -> tuple[Spec, Any, Callable[..., Any], Callable[..., A
         return outcome, jax.tree.leaves(outcome.state)
 
     return world.spec, seen, begin, advance
+
+
+def _is_key(x: Any) -> bool:
+    return bool(jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key))
+
+
+def _plain(x: Array) -> Array:
+    """The numbers of a key of random numbers; of an array itself."""
+    return jax.random.key_data(x) if _is_key(x) else x
+
+
+def _typed(like: Any, x: Array) -> Array:
+    """`_plain` undone, where ``like`` is a key."""
+    return jax.random.wrap_key_data(x) if _is_key(like) else x
 
 
 def _space(seen: Any) -> spaces.Space:
@@ -335,7 +367,8 @@ class Stepped(gymnasium.Env):
     """
 
     def __init__(self, name: str):
-        spec, seen, *_ = _compiled(name)
+        make(name)  # which imports the module of one of the user's
+        spec, seen, *_ = _program(name)
         self._name, self._seed, self._time = name, 0, 0
         self._state: list[np.ndarray] = []
         self.observation_space = _space(seen)
@@ -350,13 +383,13 @@ class Stepped(gymnasium.Env):
         if seed is not None:
             self._seed, self._time = seed, 0
         self._time += 1
-        observation, self._state = _compiled(self._name)[2](self._seed, self._time)
+        observation, self._state = _program(self._name)[2](self._seed, self._time)
         return _only(observation), {}
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict]:
         """As gymnasium's."""
         self._time += 1
-        outcome, self._state = _compiled(self._name)[3](self._seed, self._time, self._state, action)
+        outcome, self._state = _program(self._name)[3](self._seed, self._time, self._state, action)
         over, terminated = bool(outcome.first[0]), bool(outcome.terminated[0])
         seen = _only(outcome.next_observation)
         return seen, float(outcome.reward[0]), terminated, over and not terminated, {}

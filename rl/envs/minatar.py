@@ -2,8 +2,8 @@
 
 Gymnax has the games without MinAtar's own sticky actions; here an action is, with some probability, the one before,
 whatever was chosen. What is seen are the cells, 10 x 10 by kinds of object, as one vector of 0 and 1. Gymnax cuts games
-off after 1,000 steps, which MinAtar plays to their end (both end Freeway's after 2,500), so that returns of strong
-policies are not comparable.
+off after 1,000 steps, which MinAtar plays to their end (both end Freeway's after 2,500, here as a time limit), so that
+returns of strong policies are not comparable.
 """
 
 from __future__ import annotations
