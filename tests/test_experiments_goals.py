@@ -345,7 +345,9 @@ def test_a_run_without_an_environment_says_so_before_it_trains(
 
 def test_a_sweep_of_discounts_is_refused(tmp_path: Path) -> None:
     """Geometric goals would be drawn by one discount for all."""
-    with pytest.raises(ValueError, match="sweep of discount: all runs of one program draw their goals by one"):
+    with pytest.raises(
+        ValueError, match="sweep of discount: all runs of one program draw their goals by one"
+    ):
         goals.run(settings(tmp_path / "run"), config(), {"discount": [0.9, 0.99]})
 
 
