@@ -79,9 +79,7 @@ class Settings(interaction.Settings, common.Chunk, common.Returns):
     )
     head_low: float = float("nan")  # lower end of a categorical head's support; nan: as --init_from has it
     head_high: float = float("nan")  # upper end of a categorical head's support; nan: as --init_from has it
-    priority: float = (
-        0.0  # draws proportional to the distance from targets to this power (dqn, arsq, cqn); 0: uniform
-    )
+    priority: float = 0.0  # draws by the distance from targets to this power (dqn, arsq, cqn); 0: uniform
     priority_correction: float = 0.5  # exponent of the importance weights of --priority
     reward_scale: str = ""  # factor on rewards, or return_range (of --offline_data); "": as --init_from, or 1
     reward_shift: float = float("nan")  # added to every reward after scaling; nan: as --init_from, or 0

@@ -105,9 +105,8 @@ def baselines(parts: Sequence[Part], baseline: str) -> dict[str, str]:
     It is the one that has the baseline's value and otherwise the same parameters, or the only one that has it.
     """
 
-    def same(one: Mapping[str, Any], other: Mapping[str, Any], but: str) -> bool:
-        names = {*one, *other}.difference(report_runs.INDIFFERENT, (but,))
-        return all((name in one) == (name in other) and one.get(name) == other.get(name) for name in names)
+    def compared(identity: Mapping[str, Any], but: str) -> dict[str, Any]:
+        return {name: x for name, x in identity.items() if name not in (*report_runs.INDIFFERENT, but)}
 
     of = {part.variant: identity(part) for part in parts}
     choices = [baseline] if baseline else ["agent=bc", "head=scalar"]
@@ -115,7 +114,7 @@ def baselines(parts: Sequence[Part], baseline: str) -> dict[str, str]:
         with_it = [variant for variant, identity in of.items() if str(identity.get(name)) == value]
         others = {
             variant: next(
-                (base for base in with_it if same(of[base], identity, name)),
+                (base for base in with_it if compared(of[base], name) == compared(identity, name)),
                 with_it[0] if len(with_it) == 1 else "",
             )
             for variant, identity in of.items()

@@ -197,7 +197,7 @@ def _program(
         seeds = run_keys.shape[0]
         nothing = jnp.zeros((2, seeds, environments))
         return Carry(
-            learning, state, Episodes(nothing, nothing[..., 0], jnp.zeros(seeds), _all_finite(observation))
+            learning, state, Episodes(nothing, nothing[..., 0], jnp.zeros(seeds), _finite(observation, ()))
         )
 
     def stepped(outcome: Outcome) -> online.Step:
@@ -247,19 +247,14 @@ def _each(key: Key, time: Array | int, environments: int) -> Key:
 def _counted(episodes: Episodes, action: Array, outcome: Outcome) -> Episodes:
     """With one step more of all [S, N] environments."""
     running = episodes.running + jnp.stack([outcome.reward, jnp.ones_like(outcome.reward)])
-    given = _all_finite((outcome.reward, outcome.next_observation, outcome.observation))
+    given = _finite((outcome.reward, outcome.next_observation, outcome.observation), ())
     return Episodes(
         running=jnp.where(outcome.first, 0.0, running),
         finished=episodes.finished + jnp.where(outcome.first, running, 0.0).sum(-1),
         count=episodes.count + outcome.first.sum(-1),
         # What actions lead to that are not finite is the learners' fault, as their metrics say by the end of this call.
-        finite=episodes.finite & (given | ~_all_finite(action)),
+        finite=episodes.finite & (given | ~_finite(action, ())),
     )
-
-
-def _all_finite(tree: Any) -> Array:
-    """Whether all numbers of ``tree`` are finite."""
-    return jnp.stack([jnp.isfinite(x).all() for x in jax.tree.leaves(tree)]).all()
 
 
 def _finite(tree: Any, shape: tuple[int, ...]) -> Array:

@@ -13,6 +13,7 @@ Many copies step together, and where an episode is over the next one begins in t
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import math
@@ -292,6 +293,9 @@ def _vectors(gymnax: ModuleType, name: str, base: str) -> World:
 def _program(name: str) -> tuple[Spec, Any, Callable[..., Any], Callable[..., Any]]:
     """`_compiled`, anew where a function of the user's was reloaded."""
     module, _, function = name.removeprefix(OURS).rpartition(".")
+    if module and module not in sys.modules:
+        with contextlib.suppress(ImportError, TypeError):  # which `make` explains
+            importlib.import_module(module)
     return _compiled(name, getattr(sys.modules.get(module), function, None))
 
 
@@ -367,7 +371,6 @@ class Stepped(gymnasium.Env):
     """
 
     def __init__(self, name: str):
-        make(name)  # which imports the module of one of the user's
         spec, seen, *_ = _program(name)
         self._name, self._seed, self._time = name, 0, 0
         self._state: list[np.ndarray] = []
