@@ -26,6 +26,8 @@ from rl import shard
 
 PAPER, NONE = "paper", "none"
 _FILE = Path(__file__).with_name("presets.yaml")
+# A run that continues another one has them from there (`experiments.init_from`), whatever is published for its task.
+_OF_EARLIER_RUN = ("reward_scale", "reward_shift", "clip_rewards", "head_low", "head_high")
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -199,13 +201,21 @@ def _values(settings: Any, config: Any) -> dict[str, Any]:
 
 
 def of_settings(script: str, settings: Any, task: str) -> Preset | None:
-    """The preset that ``settings`` name; None for none. Raises ValueError if it is unknown."""
+    """The preset that ``settings`` name, less what ``--init_from`` decides; None for none.
+
+    Raises:
+      ValueError: it is unknown.
+    """
     known = (PAPER, *protocols(), NONE)
     if settings.preset not in known:
         raise ValueError(f"--preset={settings.preset} is none of {', '.join(known)}")
     if settings.preset == NONE:
         return None
-    return find(script, settings.agent, getattr(settings, task), settings.head, settings.preset)
+    preset = find(script, settings.agent, getattr(settings, task), settings.head, settings.preset)
+    continues = bool(getattr(settings, "init_from", ""))
+    if preset is None or not continues:
+        return preset
+    return preset._replace(flags={k: x for k, x in preset.flags.items() if k not in _OF_EARLIER_RUN})
 
 
 def _outside(script: str, settings: Any, task: str) -> str:

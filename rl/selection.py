@@ -31,8 +31,8 @@ def select(scores: ArrayLike, estimates: ArrayLike | None = None, tasks: int = 1
     its name.
 
     ``selected``: chosen without the scores that it reports. With ``estimates`` (of `rl.fitted_q`, say), the
-    evaluation with the highest estimate, scored on all its episodes: what one gets without an environment, and the
-    last one where no estimate is finite.
+    evaluation with the highest finite estimate, scored on all its episodes: what one gets without an environment, and
+    the last one where no estimate is finite, as those of a fit that diverged are not.
     Without, the one that is best on the first half of the episodes, scored on the second half: unbiased, but
     it needs the environment.
 
@@ -42,17 +42,18 @@ def select(scores: ArrayLike, estimates: ArrayLike | None = None, tasks: int = 1
         tasks: how many tasks the episodes take turns in: both halves have equally many episodes of each.
 
     Raises:
-        ValueError: wrong axes, NaN, episodes that are not equally many of each task, or a single one where it must be
-            halved.
+        ValueError: wrong axes, scores that are NaN, episodes that are not equally many of each task, or a single one
+            where it must be halved.
     """
     scores = np.asarray(scores, np.float64)
     if scores.ndim != 3 or scores.size == 0:
         raise ValueError(f"scores must be [evaluations, seeds, episodes], got shape {scores.shape}")
     mean = scores.mean(-1)
     if estimates is not None:
-        chosen_by, scored_by = np.asarray(estimates, np.float64), mean
-        if chosen_by.shape != mean.shape:
-            raise ValueError(f"estimates must be [evaluations, seeds] {mean.shape}, got {chosen_by.shape}")
+        given = np.asarray(estimates, np.float64)
+        if given.shape != mean.shape:
+            raise ValueError(f"estimates must be [evaluations, seeds] {mean.shape}, got {given.shape}")
+        chosen_by, scored_by = np.where(np.isfinite(given), given, -np.inf), mean
     else:
         each, rest = divmod(scores.shape[-1], tasks)
         if rest:
@@ -61,8 +62,8 @@ def select(scores: ArrayLike, estimates: ArrayLike | None = None, tasks: int = 1
         if half == 0:
             raise ValueError("selecting by half of the episodes needs at least 2 of them, got 1")
         chosen_by, scored_by = scores[..., :half].mean(-1), scores[..., half:].mean(-1)
-    if np.isnan(mean).any() or np.isnan(chosen_by).any():
-        raise ValueError("scores and estimates must not be NaN")
+    if np.isnan(mean).any():
+        raise ValueError("scores must not be NaN")
     runs = np.arange(mean.shape[1])
     selected = np.where(np.isneginf(chosen_by).all(0), len(mean) - 1, chosen_by.argmax(0))
     return {

@@ -14,10 +14,12 @@ from flax import nnx
 from scipy import integrate, special, stats
 
 from rl import checkpoint
+from rl.agents import bc
 from rl.networks import cnn, layers, mlp
 from rl.networks.base import Network, ensemble, from_linen, from_nnx
 from rl.networks.layers import INITIALISERS, OGBENCH, Architecture
 from rl.types import Spec
+from rl.values import heads
 
 OBSERVATION, DIMENSIONS, ACTIONS, OUTPUTS, HIDDEN = 3, 2, 4, 5, (6, 7)
 CONTINUOUS = Spec((OBSERVATION,), DIMENSIONS)
@@ -702,6 +704,7 @@ def test_settings_that_a_transformer_does_not_have_are_refused(field: str) -> No
     architecture = Architecture(**{field: 0.5 if field == "dropout" else True})
     with pytest.raises(ValueError, match=f"network.{field} is of dense layers, and histories"):
         mlp.encoder((4, 3), (8, 8), architecture)
+    mlp.encoder({"past": (4, 3), "now": (3,)}, (8, 8), architecture)  # dense layers follow
 
 
 @pytest.mark.parametrize("field", ["layer_norm", "network.activation", "network.norm_after"])
@@ -714,5 +717,8 @@ def test_settings_are_refused_where_no_dense_layer_follows_a_transformer(field: 
     body = (OUTPUTS, (8, 8), field == "layer_norm", network.get(field, Architecture()))
     with pytest.raises(ValueError, match=f"^{field} is of dense layers, and histories"):
         mlp.action_values(Spec((4, 3), 2, True), *body)
+    if field in network:
+        with pytest.raises(ValueError, match=f"^{field} is of dense layers, and histories"):
+            bc.make(bc.Config(network=network[field]), Spec((4, 3), 2), heads.make("scalar"))
     mlp.critic(Spec((4, 3), 2, True), *body)
     mlp.action_values(Spec({"past": (4, 3), "now": (3,)}, 2, True), *body)

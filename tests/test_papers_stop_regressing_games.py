@@ -46,7 +46,7 @@ def test_a_policy_is_scored_by_first_episodes() -> None:
 
     game = minatar.make("Breakout-MinAtar")
     still = Learner(None, None, lambda state, seen, key: jnp.zeros(len(seen), jnp.int32))  # type: ignore[arg-type]
-    score = paper.evaluate(game, still, None, jax.random.key(0))  # type: ignore[arg-type]
+    score = paper.evaluate(game, still, None, 1000, jax.random.key(0))  # type: ignore[arg-type]
     assert 0 < float(score) < 3
 
 
@@ -67,6 +67,7 @@ def test_heads_are_compared_in_shares_of_each_game() -> None:
         ({"heads": "hlgauss"}, "--heads: hlgauss is none of scalar"),
         ({"seeds": 1}, "--seeds=1: an interval"),
         ({"steps": 100}, "--steps=100 are fewer than 64 for each of --evaluations=2"),
+        ({"steps": 300}, "--steps=300 must be a multiple of 128: between two of --evaluations=2"),
     ],
 )
 def test_wrong_settings_are_refused(wrong: dict, message: str) -> None:

@@ -6,10 +6,12 @@ import dataclasses
 import fnmatch
 import functools
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from absl import flags as absl_flags
 
@@ -161,6 +163,20 @@ def test_what_no_flag_reaches_of_categorical_heads_on_atari_is_missing() -> None
     for head, said in (("scalar", 0), ("hl_gauss", 1)):
         preset = presets.find("online", "dqn", "ALE/Pong-v5", head)
         assert preset and sum("Dopamine's networks" in text for text in preset.missing) == said
+
+
+def test_what_the_continued_run_decides_is_not_taken_from_a_preset() -> None:
+    """Its rewards and its support; else a run of the preset's own agent could not go on."""
+    named = {"agent": "dqn", "env": "ALE/Pong-v5", "head": "c51"}
+    both = [
+        presets.resolve("online", online.PUBLISHED, common.config, "env", named | more)[0]
+        for more in ({}, {"init_from": "runs/earlier"}, {"init_from": "runs/earlier", "head_low": -3.0})
+    ]
+    assert [x.clip_rewards for x in both] == [True, False, False]
+    np.testing.assert_equal([x.head_low for x in both], [-10.0, math.nan, -3.0])
+    assert [x.head_size for x in both] == [51, 51, 51]
+    published = presets.stored("online", both[1], common.config("dqn"), "env")
+    assert published and not {"clip_rewards", "head_low", "head_high"} & set(published["flags"])
 
 
 def test_what_was_tuned_for_other_datasets_is_missing() -> None:

@@ -130,6 +130,20 @@ def test_gradient_is_the_worst_case(name: str) -> None:
         np.testing.assert_allclose(gradient, WORST_CASE(name, values, p, 0.7)[0], atol=1e-9)
 
 
+@pytest.mark.parametrize("name", sorted(robust.BALLS))
+def test_gradient_of_a_ball_is_its_worst_case(name: str) -> None:
+    """Against differences; and within no ball, one that holds everything, or of equal values it is a distribution."""
+    values, p = problems()[3]
+    step = 1e-5 * np.eye(len(values))
+    with jax.enable_x64(True):
+        ball = jax.jit(robust.BALLS[name])
+        gradient = jax.jit(jax.grad(robust.BALLS[name]))
+        differences = [(ball(values + h, p, 0.1) - ball(values - h, p, 0.1)) / 2e-5 for h in step]
+        np.testing.assert_allclose(gradient(values, p, 0.1), differences, atol=2e-5)
+        for edge, radius in ((values, 0.0), (values, 1e3), (np.ones_like(values), 0.1)):
+            np.testing.assert_allclose(np.sum(gradient(edge, p, radius)), 1.0, atol=1e-6)
+
+
 @function
 def test_duals_of_the_paper(name: str) -> None:
     """Each against the paper's one-dimensional dual, maximised on a fine grid."""

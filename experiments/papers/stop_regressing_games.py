@@ -31,7 +31,7 @@ import numpy as np
 from experiments import studies
 from rl import online, plot, statistics, train
 from rl.agents import dqn
-from rl.envs import minatar
+from rl.envs import functional, minatar
 from rl.envs.world import World
 from rl.replay import ring
 from rl.types import Array, Key, Learner, State, Transition
@@ -44,7 +44,6 @@ ENVIRONMENTS = 8  # stepped together
 BLOCK = 8  # steps of each between updates
 STEPS_PER_UPDATE = 4
 EVALUATED = 64  # environments
-LONGEST = 1000  # steps of an episode, gymnax's own limit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,6 +111,12 @@ def check(settings: Settings) -> None:
             f"--steps={settings.steps} are fewer than {ENVIRONMENTS * BLOCK} for each of "
             f"--evaluations={settings.evaluations}, of which there must be one at least"
         )
+    whole = ENVIRONMENTS * BLOCK * settings.evaluations
+    if settings.steps % whole:
+        raise ValueError(
+            f"--steps={settings.steps} must be a multiple of {whole}: between two of --evaluations="
+            f"{settings.evaluations} are whole blocks of {ENVIRONMENTS * BLOCK} steps"
+        )
 
 
 def blocks(settings: Settings) -> int:
@@ -124,11 +129,12 @@ def blocks(settings: Settings) -> int:
 
 def train_one(settings: Settings, name: str, head: str, work: studies.Work) -> np.ndarray:
     """Scores [evaluations, S] of one head in one game."""
-    return learn(settings, minatar.make(name), head)
+    longest = functional.time_limit(functional.GYMNAX + name)
+    return learn(settings, minatar.make(name), head, longest)
 
 
-def learn(settings: Settings, game: World, name: str) -> np.ndarray:
-    """Scores [evaluations, S] of DQN with the head called ``name``."""
+def learn(settings: Settings, game: World, name: str, longest: int) -> np.ndarray:
+    """Scores [evaluations, S] of DQN with the head called ``name``; episodes end after ``longest`` steps."""
     head = heads.make(name, settings.low, settings.high, OUTPUTS)
     config = dqn.Config(
         target_rate=0.01,
@@ -141,7 +147,7 @@ def learn(settings: Settings, game: World, name: str) -> np.ndarray:
 
     @jax.jit
     def every(keys: Key) -> Array:
-        return jax.lax.map(lambda key: one(settings, game, learner, key), keys)
+        return jax.lax.map(lambda key: one(settings, game, learner, longest, key), keys)
 
     return np.asarray(every(keys)).T
 
@@ -155,7 +161,7 @@ def sample(memory: ring.Ring, key: Key, step: Array | int = 0) -> Transition:
     )
 
 
-def one(settings: Settings, game: World, learner: Learner, key: Key) -> Array:
+def one(settings: Settings, game: World, learner: Learner, longest: int, key: Key) -> Array:
     """One seed's scores [evaluations]."""
     init_key, world_key, run_key = jax.random.split(key, 3)
     seen, world = game.reset(jax.random.split(world_key, ENVIRONMENTS))
@@ -186,7 +192,7 @@ def one(settings: Settings, game: World, learner: Learner, key: Key) -> Array:
     def stage(carry: Carry, key: Key) -> tuple[Carry, Array]:
         keys = jax.random.split(key, blocks(settings) + 1)
         carry, _ = jax.lax.scan(block, carry, keys[1:])
-        return carry, evaluate(game, learner, carry.learner, keys[0])
+        return carry, evaluate(game, learner, carry.learner, longest, keys[0])
 
     return jax.lax.scan(stage, carry, jax.random.split(run_key, settings.evaluations))[1]
 
@@ -204,9 +210,9 @@ def act(
     return (made.observation, made.first, made.state), row
 
 
-def evaluate(game: World, learner: Learner, state: State, key: Key) -> Array:
-    """Mean return of the first episode of each of `EVALUATED` environments."""
-    keys = jax.random.split(key, LONGEST + 1)
+def evaluate(game: World, learner: Learner, state: State, longest: int, key: Key) -> Array:
+    """Mean return of the first episode, of at most ``longest`` steps, of each of `EVALUATED` environments."""
+    keys = jax.random.split(key, longest + 1)
     seen, world = game.reset(jax.random.split(keys[0], EVALUATED))
 
     def step(now: tuple[Array, Any, Array], key: Key) -> tuple[tuple[Array, Any, Array], Array]:

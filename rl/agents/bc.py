@@ -39,8 +39,9 @@ class Config:
 
 
 def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = optax.adam) -> Learner:
-    """The learner; see `rl.types.Learner`."""
+    """The learner; see `rl.types.Learner`. Raises ValueError as `mlp.require_dense_layers`."""
     del head
+    mlp.require_dense_layers(spec, config.network)
     policy = mlp.behaviour_policy(spec, config.hidden, config.network)
     optimisers = {"policy": build(config.policy_optimiser, config.learning_rate, optimiser)}
 

@@ -31,17 +31,24 @@ def encoder(shape: Any, hidden: Sequence[int], architecture: Architecture = DEFA
     """observation [..., *shape] -> features [..., F]; None for vectors, which are their own features.
 
     Raises:
-      ValueError: there is none for observations of this shape, ``hidden`` does not fit a transformer, or dropout,
-        residual connections or a policy's LayerNorm are given, which a transformer does not have.
+      ValueError: there is none for observations of this shape, ``hidden`` does not fit a transformer, or, for
+        histories alone, dropout, residual connections or a policy's LayerNorm are given, which a transformer does not
+        have.
     """
+    if _is_history(shape):
+        for name in ("dropout", "policy_layer_norm", "residual"):
+            _refuse_in_transformer(f"network.{name}", getattr(architecture, name))
+    return _encoder(shape, hidden, architecture)
+
+
+def _encoder(shape: Any, hidden: Sequence[int], architecture: Architecture) -> Network | None:
+    """`encoder`, whatever dense layers follow it."""
     if isinstance(shape, Mapping):
-        return _side_by_side({key: encoder(shape[key], hidden, architecture) for key in sorted(shape)})
+        return _side_by_side({key: _encoder(shape[key], hidden, architecture) for key in sorted(shape)})
     rank = len(shape)
     if rank == 1:
         return None
     if rank == 2:
-        for name in ("dropout", "policy_layer_norm", "residual"):
-            _refuse_in_transformer(f"network.{name}", getattr(architecture, name))
         return transformer.history(hidden, architecture)
     if rank == 3:
         module = {"nature": cnn.Nature, "impala": cnn.Impala}[architecture.encoder]
@@ -65,6 +72,16 @@ def dense_widths(shape: Any, hidden: Sequence[int], *, joined: bool) -> Sequence
 
 def _is_history(shape: Any) -> bool:
     return not isinstance(shape, Mapping) and len(shape) == 2
+
+
+def require_dense_layers(spec: Spec, architecture: Architecture) -> None:
+    """Raises ValueError for settings of dense layers where a network of the observation alone reads histories.
+
+    No dense layer follows its transformer, so that all values of such a setting would train the same network.
+    """
+    if _is_history(spec.observation_shape):
+        for name in ("activation", "norm_after"):
+            _refuse_in_transformer(f"network.{name}", getattr(architecture, name) != getattr(DEFAULT, name))
 
 
 def _refuse_in_transformer(name: str, given: bool) -> None:
@@ -184,10 +201,9 @@ def action_values(
     Raises:
       ValueError: as `encoder`; or ``layer_norm`` or an activation for histories, after which there is no dense layer.
     """
+    require_dense_layers(spec, architecture)
     if _is_history(spec.observation_shape):
         _refuse_in_transformer("layer_norm", layer_norm)
-        for name in ("activation", "norm_after"):
-            _refuse_in_transformer(f"network.{name}", getattr(architecture, name) != getattr(DEFAULT, name))
     body = _body(spec, spec.action_size * outputs, hidden, layer_norm, architecture)
 
     def apply(params: Params, observation: Array) -> Array:
@@ -303,7 +319,10 @@ def greedy(policy: distrax.Distribution, spec: Spec) -> Array:
 
 
 def squashed_policy(spec: Spec, hidden: Sequence[int], architecture: Architecture = DEFAULT) -> Network:
-    """observation -> a tanh-squashed diagonal normal on (-1, 1)^D (SAC, Haarnoja et al. 2018)."""
+    """observation -> a tanh-squashed diagonal normal on (-1, 1)^D (SAC, Haarnoja et al. 2018).
+
+    The bounds themselves have no density (NaN): for the likelihood of logged actions take `behaviour_policy`.
+    """
     import distrax
 
     body = _policy(spec, 2 * spec.action_size, hidden, architecture)

@@ -85,7 +85,8 @@ class Trunk(NamedTuple):
     # params, x [B, S, D], position [B, S], segment [B, S] -> features [B, S, D]
     apply: Callable[[Params, Array, Array, Array], Array]
     cache: Callable[[int, int], Cache]  # (B, M) -> an empty one
-    # As `apply`, for the S positions that follow those in the cache -> features, and the cache with them.
+    # As `apply`, for the S positions that follow those in the cache -> features, and the cache with them. Compiled code
+    # cannot tell that a cache is full: more than M positions overwrite the last ones.
     extend: Callable[[Params, Array, Array, Array, Cache], tuple[Array, Cache]]
     # As `extend`, for what every block leaves on the residual path [layers, B, S, D].
     residuals: Callable[[Params, Array, Array, Array, Cache], tuple[Array, Cache]]

@@ -327,7 +327,7 @@ def dominance(head: ValueHead, better: Array, worse: Array) -> Array:
     0 where each value is exceeded at least as often under ``better``. For categorical heads the sum over atoms of
     ``max(F_better - F_worse, 0)``, with cumulative probabilities ``F`` (CQN, Seo et al. 2024): the area between them in
     steps of the support. For heads whose outputs are values that area itself, in units of value: the mean over
-    quantiles of ``max(q_worse - q_better, 0)``, which is the plain hinge for `scalar`.
+    sorted quantiles of ``max(q_worse - q_better, 0)``, which is the plain hinge for `scalar`.
 
     Raises:
       ValueError: a head whose outputs are neither, and that has no ``dominance`` of its own.
@@ -335,12 +335,18 @@ def dominance(head: ValueHead, better: Array, worse: Array) -> Array:
     if head.dominance is not None:
         return head.dominance(better, worse)
     if head.are_values:
-        return jnp.maximum(_float32(worse, head.size) - _float32(better, head.size), 0.0).mean(-1)
+        rise = _ordered(worse, head.size) - _ordered(better, head.size)
+        return jnp.maximum(rise, 0.0).mean(-1)
     probabilities = _check_logits(head, "dominance")
     excess = probabilities(better) - probabilities(worse)
     up_to = jnp.triu(jnp.ones((head.size, head.size), jnp.float32))  # a product is faster than `jnp.cumsum`
     cumulative = jnp.matmul(excess, up_to, precision=jax.lax.Precision.HIGHEST)
     return jnp.maximum(cumulative, 0.0).sum(-1)
+
+
+def _ordered(outputs: Array, size: int) -> Array:
+    """Quantiles [..., K] in ascending order, which no network promises."""
+    return jnp.sort(_float32(outputs, size), -1)
 
 
 def _check_logits(head: ValueHead, member: str) -> Callable[[Array], Array]:

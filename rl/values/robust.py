@@ -116,8 +116,11 @@ def chi2_ball(values: Array, weights: Array, radius: Array | float) -> Array:
     last = reached.sum(-1, keepdims=True) - 1
     last = jnp.broadcast_to(last, (*jnp.broadcast_shapes(last.shape[:-1], unit.shape[:-1]), 1))
     top, mass, excess, spread, beyond = (_at(x, last) for x in (unit, total, excess, spread, beyond))
-    slope = jnp.sqrt(jnp.maximum(radius * mass - beyond, 0.0) / _positive(spread * mass))
-    slope = jnp.where(excess > 0, jnp.minimum(slope, 1 / _positive(excess)), 0.0)
+    # What is not taken has no derivative either: a factor of 0 would not hide that of a root at 0, or of a quotient.
+    tilted = (excess > 0) & (radius * mass > beyond)
+    square = (radius * mass - beyond) / _positive(jnp.where(tilted, spread * mass, 1.0))
+    slope = jnp.sqrt(jnp.where(tilted, square, 1.0))
+    slope = jnp.where(tilted, jnp.minimum(slope, 1 / _positive(jnp.where(tilted, excess, 1.0))), 0.0)
     ratio = jnp.maximum((1 - excess * slope) / mass + (top - problem.unit) * slope, 0.0)
     ratio = jnp.where(problem.unit <= top, ratio, 0.0)
     return problem.restore(_mean(problem, ratio * problem.unit) / _mean(problem, ratio))
