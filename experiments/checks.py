@@ -337,7 +337,7 @@ def fit(loaded: data.Loaded, environment: Spec, *, sets: bool = False) -> None:
         raise ValueError(
             f"environment {loaded.environment!r} does not fit the data: it has {in_words(environment)}, they have "
             f"{in_words(loaded.spec)}. Give the --environment that made the log, or train without one: "
-            "--eval_episodes=0 (experiments.offline and experiments.goals)"
+            "--eval_episodes=0"
         )
 
 

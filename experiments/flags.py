@@ -50,6 +50,13 @@ class _Whole(flags.IntegerParser):
             raise
 
 
+class _Words(flags.ListParser):
+    """64,64, or as wandb's agents write a list: [64, 64], and ['a', 'b']."""
+
+    def parse(self, argument: Any) -> list[str]:
+        return _split(argument) if isinstance(argument, str) else super().parse(argument)
+
+
 class _OrNone(flags.ArgumentParser):
     """What another parser takes, or ``none``."""
 
@@ -195,7 +202,8 @@ def define(
         if kind.type is bool:
             flags.DEFINE_bool(name, default, text, values)
         elif kind.several:
-            flags.DEFINE_list(name, [str(x) for x in default], text + " (comma-separated)", values)
+            words, text = [str(x) for x in default], text + " (comma-separated)"
+            flags.DEFINE(_Words(), name, words, text, values, flags.CsvListSerializer(","))
             message = f"must be {_PLURALS[kind.type]}, such as {_EXAMPLES[kind.type]}"
             flags.register_validator(name, functools.partial(_are, kind.type), message, values)
         else:
@@ -527,12 +535,18 @@ def _text(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
+def _split(text: str) -> list[str]:
+    """The words of a list of words in a flag; none of an empty one."""
+    inner = re.sub(r"^\s*\[(.*)\]\s*$", r"\1", text)
+    return [word.strip().strip("'\"") for word in inner.split(",")] if inner.strip() else []
+
+
 def _convert(name: str, value: Any, kind: _Kind) -> Any:
     if kind.optional and _is_none(value):
         return None
     try:
         if kind.several:
-            return tuple(_one(x, kind.type) for x in (value.split(",") if isinstance(value, str) else value))
+            return tuple(_one(x, kind.type) for x in (_split(value) if isinstance(value, str) else value))
         return _one(value, kind.type)
     except (TypeError, ValueError):
         raise ValueError(f"{name} must be {kind}, not {value!r}") from None

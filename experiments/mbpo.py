@@ -176,6 +176,7 @@ def make_loop(settings: Settings, config: Any, spec: Spec, rule: Rule) -> mbpo.L
     network_config = model_config(settings)
     with checks.named(f"--env={settings.env}: "):
         ensemble.check(network_config, spec)
+        termination.check(rule, spec)
     learner = make_learner(settings, config, spec)
     asks = settings.model_loss not in value_aware.VALUE_FREE
     if asks and learner.critics is None:

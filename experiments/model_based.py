@@ -79,7 +79,7 @@ class Settings(common.Data, common.Head, common.Folder):
     seed: int = 0  # the run's own seed: another value gives other seeds
     epochs: int = 3000  # epochs, each of rollouts and updates
     eval_every: int = 10  # epochs between evaluations, each with a checkpoint
-    eval_episodes: int = 10  # episodes per seed and evaluation, at least 2
+    eval_episodes: int = 10  # episodes per seed and evaluation, at least 2; 0 trains without an environment
     eval_processes: int = -1  # worker processes for environments; -1: one per core, 0: none
     runaway: float = 10.0  # stop where mean Q is this many times what rewards and entropy allow; 0: never
 
@@ -135,6 +135,7 @@ def run(settings: Settings, config: Config) -> dict[str, Any]:
     run_keys = keys.seeds(jax.random.key(settings.seed), settings.seeds)
     this = _run(settings, config, task)
     common.check(this)
+    termination.check(terminates, task.loaded.spec)
     network = make_ensemble(settings, config, task.loaded.spec)
     where = world(settings, config, network, run_keys, task.loaded.environment)
     loop = model_based.make(
@@ -154,7 +155,7 @@ def run(settings: Settings, config: Config) -> dict[str, Any]:
     carry, params = start.tree["carry"], start.tree["world"]
     with ExitStack() as stack:
         episodes = None
-        if task.loaded.environment:
+        if task.loaded.environment and settings.eval_episodes:
             actor = acting.over_seeds(acting.actor(learner), train.STACKED)
             of_task = common.evaluator(settings, actor, task.loaded.environment, settings.seeds, task.loaded)
             episodes = common.on_cpu(stack.enter_context(of_task))
@@ -296,7 +297,7 @@ def check(settings: Settings, config: Config) -> None:
     checks.one_process()
     require_at_least_one(settings, "seeds", "epochs", "eval_every", prefix="--")
     checks.not_negative(settings, "seed")
-    checks.several_episodes(settings)
+    checks.several_episodes(settings, none=True)
     checks.head(settings)
     if common.is_set(settings):
         raise ValueError(

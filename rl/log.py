@@ -170,8 +170,9 @@ def provenance() -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """The commit of this code, with '-dirty' where files differ from it; None outside a git checkout.
+    """The commit of this code, with '-dirty' where files differ from it; None where nobody knows.
 
+    That is in a git checkout, and where pip has installed the package from one's address (``git+https://...``).
     A module that is loaded and that git does not track is such a file. Files under ``results`` do not count: a study
     writes its own there, row by row.
     """
@@ -208,7 +209,7 @@ def _loaded_modules() -> list[types.ModuleType]:
 def _checkout() -> _Checkout | None:
     here = Path(__file__).parent
     if not _git(here, "ls-files", "--error-unmatch", Path(__file__).name):
-        return None
+        return _installed()
     head, top = _git(here, "rev-parse", "HEAD"), _git(here, "rev-parse", "--show-toplevel")
     code = ("--untracked-files=no", "--", ":(top)", ":(top,exclude)results")
     changed = _git(here, "--no-optional-locks", "status", "--porcelain", *code)
@@ -219,6 +220,19 @@ def _checkout() -> _Checkout | None:
     others = _git(Path(top), "ls-files", "-z", "--others", "--exclude-standard", "--", "*.py", installed)
     untracked = frozenset(os.path.realpath(Path(top, name)) for name in (others or "").split("\0") if name)
     return _Checkout(head + _DIRTY * bool(changed), untracked)
+
+
+def _installed() -> _Checkout | None:
+    """As pip wrote it down (PEP 610), if this code is what it installed."""
+    try:
+        distribution = importlib.metadata.distribution("headway")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    if Path(str(distribution.locate_file("rl/log.py"))).resolve() != Path(__file__).resolve():
+        return None
+    origin = json.loads(distribution.read_text("direct_url.json") or "{}")
+    commit = origin.get("vcs_info", {}).get("commit_id")
+    return _Checkout(commit, frozenset()) if commit else None
 
 
 _first_checkout = functools.cache(_checkout)

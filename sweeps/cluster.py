@@ -23,7 +23,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rl import locks, train
+from rl import locks, shard, train
 from sweeps import records, training
 from sweeps.layout import Program
 
@@ -37,10 +37,10 @@ _PASSED = ("HEADWAY_", "JAX_", "XLA_", "MUJOCO_", "D4RL_", "MINARI_")
 
 
 def outcomes(
+    ray: ModuleType,
     programs: Mapping[Path, Program],
     metric: str,
     began: float,
-    address: str,
     cpus: float,
     gpus: float,
     deadline: float,
@@ -52,18 +52,13 @@ def outcomes(
     again.
 
     Args:
+      ray: of `connect`; it is shut down in the end.
       programs: by their folders.
       metric: of the sweep.
       began: as of `sweeps.layout.Sweep`.
-      address: of the cluster: auto, HOST:PORT or ray://HOST:PORT.
       cpus, gpus: of each task.
       deadline: when tasks stop, at the end of an epoch, by `time.time`.
-
-    Raises:
-      ImportError: Ray is not installed.
-      ValueError: there is no such cluster; the message names the flag.
     """
-    ray = connect(address)
     say = functools.cache(print)  # what is tried again is not said again
     running: dict[Any, Path] = {}
     waiting = dict.fromkeys(programs, 0.0)  # {folder: when to submit it}
@@ -109,6 +104,7 @@ def work(
 ) -> tuple[str, Any]:
     """One program, in a process of Ray's; see `outcomes`."""
     os.chdir(cwd)
+    shard.forget_launcher()
     left = deadline - time.time()
     if left <= 0:
         return OVER, None
@@ -127,7 +123,12 @@ def work(
 
 
 def connect(address: str) -> ModuleType:
-    """Ray, connected to the cluster. Raises ImportError or ValueError, as `outcomes`."""
+    """Ray, connected to the cluster at an address: auto, HOST:PORT or ray://HOST:PORT.
+
+    Raises:
+      ImportError: Ray is not installed.
+      ValueError: there is no such cluster; the message names the flag.
+    """
     try:
         import ray
     except ImportError:

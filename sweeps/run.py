@@ -32,6 +32,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -39,7 +40,7 @@ from absl import app, flags
 
 from experiments import flags as config_flags
 from rl import locks, log, shard, train
-from sweeps import layout, records, training
+from sweeps import cluster, layout, records, training
 from sweeps.layout import Program, Sweep
 from sweeps.records import SWEEP, MetricError, Rows
 
@@ -72,6 +73,9 @@ def main(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> None:
         return
     if jax.process_count() == 1:  # hosts of one slice must all train the same, whatever their clocks say
         sweep = sweep._replace(began=began)
+    ray = None
+    if values.engine == RAY and (values.overwrite or len(records.done(sweep)) < programs):
+        ray = cluster.connect(values.ray_address)  # before anything is marked for training again
     if shard.is_main():
         layout.mark(sweep)
     shard.any_process(False)  # the others see the marks
@@ -83,8 +87,8 @@ def main(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> None:
             known.update(records.done(sweep, known))  # other processes finish programs, too
             _write(sweep, known)
 
-    if values.engine == RAY:
-        whole = _submit(sweep, store, values, time.time() + budget)
+    if ray is not None:
+        whole = _submit(ray, sweep, store, values, time.time() + budget)
     else:
         with training.alarm(budget) as over:
             whole = _train(sweep, store, over)
@@ -225,20 +229,15 @@ def _unscored(program: Program, place: Path, error: MetricError, rows: Rows) -> 
     return [records.row_of(part, place) | {"error": str(error)} for part in program.single_runs()]
 
 
-def _submit(sweep: Sweep, store: Callable[[Rows], None], values: flags.FlagValues, deadline: float) -> bool:
+def _submit(
+    ray: ModuleType, sweep: Sweep, store: Callable[[Rows], None], values: flags.FlagValues, deadline: float
+) -> bool:
     """`_train` on a Ray cluster, until a ``deadline`` by `time.time`."""
-    from sweeps import cluster
-
     rows, whole = records.done(sweep), True
     store(rows)
     left = {place: program for place, program in sweep.programs.items() if place not in rows}
-    if not left:
-        print(_nothing_left(sweep))
-        return True
     print(f"{len(left)} programs go to Ray; --status says how far they are")
-    ended = cluster.outcomes(
-        left, sweep.metric, sweep.began, values.ray_address, values.cpus, values.gpus, deadline
-    )
+    ended = cluster.outcomes(ray, left, sweep.metric, sweep.began, values.cpus, values.gpus, deadline)
     for place, kind, answer in ended:
         if kind == cluster.OVER:
             whole = False

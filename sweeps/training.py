@@ -26,6 +26,8 @@ from sweeps.layout import Program
 from sweeps.records import DIVERGED, FAILED, MetricError
 from sweeps.scripts import SCRIPTS
 
+# Memory or a disk may be full on one machine alone, or a package missing: others try again. Mistakes are made by all.
+_LOCAL = (RuntimeError, MemoryError, OSError, ImportError)
 _ALARM = 5.0  # seconds between two requests to stop, after the budget is spent
 _print_once = functools.cache(print)  # of what is tried again after every pause
 
@@ -112,11 +114,9 @@ def _guarded(
     except Exception as error:  # of an environment say, memory that is full, or of an agent of one's own
         if jax.process_count() > 1:  # others may have gone on, and would wait for ever
             raise
-        explained = True
         if not isinstance(error, config_flags.EXPLAINED):
             traceback.print_exc()
-            # Memory may be full in one process alone, and others try again; a mistake in the code is one in all.
-            explained = not isinstance(error, RuntimeError | MemoryError)
+        explained = not isinstance(error, _LOCAL)
         what = {"error": f"{type(error).__name__}: {error}", "explained": explained}
         return [records.row_of(part, place) | what for part in program.single_runs()]
 

@@ -22,7 +22,7 @@ import yaml
 from test_sweeps import count_in_place_of_training, planned, seeds_sweep, start
 
 from experiments import offline
-from rl import lifecycle, locks, log, train
+from rl import lifecycle, locks, log, shard, train
 from sweeps import cluster, records, training
 from sweeps import run as sweeps
 from sweeps.layout import Program
@@ -97,12 +97,11 @@ def test_a_folder_that_is_in_use_is_asked_for_again_when_it_is_free(
         first = calls.count(name) == 1
         return (cluster.IN_USE, "process 7") if name == "busy" and first else (cluster.ROWS, [name])
 
-    fake = Fake(task)
-    monkeypatch.setattr(cluster, "connect", lambda address: fake)
+    fake: Any = Fake(task)
     monkeypatch.setattr(cluster, "PAUSE", 0.01)
     programs = {tmp_path / name: Program({}, {}) for name in ("busy", "lost", "wrong", "free")}
     monkeypatch.setattr(records, "holder", lambda program, place: calls.append("looked") or next(held))
-    outcomes = list(cluster.outcomes(programs, "eval/return", 0.0, "auto", 1.0, 2.0, math.inf))
+    outcomes = list(cluster.outcomes(fake, programs, "eval/return", 0.0, 1.0, 2.0, math.inf))
     assert calls == ["busy", "lost", "wrong", "free", "looked", "looked", "looked", "busy"]
     assert outcomes == [
         (tmp_path / "lost", cluster.LOST, "its worker died 11 times: The worker died"),
@@ -119,11 +118,11 @@ def test_a_folder_that_is_in_use_is_asked_for_again_when_it_is_free(
 def test_a_folder_that_is_in_use_is_given_up_when_the_budget_is_spent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster, "connect", lambda address: Fake(lambda *_: (cluster.IN_USE, "process 7")))
+    busy: Any = Fake(lambda *_: (cluster.IN_USE, "process 7"))
     monkeypatch.setattr(cluster, "PAUSE", 0.01)
     programs = {tmp_path: Program({}, {})}
     monkeypatch.setattr(records, "holder", lambda program, place: "process 7")
-    ended = cluster.outcomes(programs, "eval/return", 0.0, "auto", 1.0, 0.0, time.time() + 0.05)
+    ended = cluster.outcomes(busy, programs, "eval/return", 0.0, 1.0, 0.0, time.time() + 0.05)
     assert list(ended) == [(tmp_path, cluster.OVER, None)]
 
 
@@ -141,10 +140,10 @@ def test_programs_whose_data_another_process_makes_start_few_tasks(
     def pause(seconds: float) -> None:
         clock[0] += seconds
 
-    monkeypatch.setattr(cluster, "connect", lambda address: Fake(task))
+    fake: Any = Fake(task)
     monkeypatch.setattr(cluster, "time", types.SimpleNamespace(time=lambda: clock[0], sleep=pause))
     programs = {tmp_path: Program({}, {})}
-    ended = cluster.outcomes(programs, "eval/return", 0.0, "auto", 1.0, 0.0, math.inf)
+    ended = cluster.outcomes(fake, programs, "eval/return", 0.0, 1.0, 0.0, math.inf)
     assert [kind for _, kind, _ in ended] == [cluster.ROWS]
     assert tried == [0, 5, 15, 35, 75, 155, 315, 615, 915, 1215]
     assert capsys.readouterr().err.count("waits for another process: made elsewhere") == 1
@@ -183,6 +182,10 @@ def test_what_is_trained_again_goes_on_where_its_worker_was_killed(
     count_in_place_of_training(monkeypatch, note)
     file = seeds_sweep(tmp_path, 0)
     start(file, f"--workdir={tmp_path}")
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ImportError, match="needs Ray"):
+        start(file, f"--workdir={tmp_path}", "--overwrite", "--engine=ray")
+    start(file, f"--workdir={tmp_path}")  # nothing was marked for training again
     kill.append(signal.SIGTERM)
     monkeypatch.setattr(cluster, "PAUSE", 0.01)
     monkeypatch.setattr(cluster, "connect", lambda address: Working(elsewhere))
@@ -195,15 +198,15 @@ def test_a_metric_that_one_program_lacks_ends_no_other(
 ) -> None:
     with_score, without = tmp_path / "with", tmp_path / "without"
     sweep = planned({place: Program({"seed": 0}, {}) for place in (with_score, without)})
-    values = types.SimpleNamespace(ray_address="auto", cpus=1.0, gpus=0.0)
+    values = types.SimpleNamespace(cpus=1.0, gpus=0.0)
     stored: dict[Path, Any] = {}
     answers = [(with_score, cluster.ROWS, [{"score": 1.0}]), (without, cluster.METRIC, "no such metric")]
     monkeypatch.setattr(cluster, "outcomes", lambda *_: iter(answers))
-    assert sweeps._submit(sweep, stored.update, values, math.inf)
+    assert sweeps._submit(sys, sweep, stored.update, values, math.inf)
     assert [row["error"] for row in stored[without]] == ["no such metric"]
     answers.reverse()
     with pytest.raises(records.MetricError, match="no such metric"):
-        sweeps._submit(sweep, stored.update, values, math.inf)
+        sweeps._submit(sys, sweep, stored.update, values, math.inf)
 
 
 def test_a_task_says_what_became_of_its_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,7 +228,10 @@ def test_a_task_says_what_became_of_its_program(tmp_path: Path, monkeypatch: pyt
         time.sleep(0.15)
         raise KeyboardInterrupt
 
-    assert outcome(lambda: [1]) == (cluster.ROWS, [1])
+    # `ray start` under srun leaves its tasks what says that there are several processes.
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
+    assert shard.started() == 4
+    assert outcome(lambda: [shard.started()]) == (cluster.ROWS, [1])
     assert outcome(fail(locks.InUse("process 7"))) == (cluster.IN_USE, "process 7")
     assert outcome(fail(records.MetricError("no"))) == (cluster.METRIC, "no")
     assert outcome(late, 0.1) == (cluster.OVER, None) and outcome(lambda: [1], -1.0) == (cluster.OVER, None)

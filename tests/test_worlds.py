@@ -266,7 +266,23 @@ def test_recorded_ends_may_contradict_a_rule() -> None:
         assert re.search(said, termination.contradicted(rule, seen, ended))
 
 
-def test_an_environment_without_a_rule_is_refused() -> None:
+def test_a_rule_that_cannot_be_compiled_is_refused_before_a_model_is_fitted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NumPy takes concrete observations, so that recorded ones say nothing against it."""
+    text = "import numpy as np\ndef terminates(observation): return np.abs(observation[..., 0]) > 1\n"
+    (tmp_path / "numpy_world.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    rule = termination.of("numpy_world:X-v0")
+    assert rule(np.array([[2.0], [0.0]])).tolist() == [True, False]
+    with pytest.raises(
+        ValueError, match=r"terminates\(observation\) of numpy_world cannot be compiled.*jax\.numpy"
+    ):
+        termination.check(rule, Spec((1,), 1))
+    termination.check(termination.hopper, Spec((11,), 3))
+
+
+def test_an_environment_without_a_rule_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"no termination rule for 'hoper-medium-v2': did you mean 'hopper'"):
         termination.of("hoper-medium-v2")
     with pytest.raises(ValueError, match="there are rules for ant, cartpole"):
@@ -288,6 +304,10 @@ def test_an_environment_without_a_rule_is_refused() -> None:
     with pytest.raises(ValueError, match=r"'point_mass:X-v0': give point_mass a function terminates\(obs"):
         termination.of("point_mass:X-v0")
     assert termination.of("jax/Pendulum-v1") is termination.never
+    (tmp_path / "broken_world.py").write_text("import not_there_either\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ImportError, match="not_there_either"):
+        termination.of("broken_world:X-v0")
     assert termination.of("jax/hopper.hdf5") is termination.hopper
 
 

@@ -12,13 +12,14 @@ import pathlib
 import re
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from rl.envs import distractors
 from rl.envs.registry import OURS, user_module
 from rl.settings import did_you_mean
-from rl.types import Array
+from rl.types import Array, Spec
 
 Rule = Callable[[Array], Array]  # next observations [..., O] -> [...] bool
 
@@ -93,6 +94,7 @@ def of(name: str) -> Rule:
     Raises:
       ValueError: no beginning is one of `RULES`; or the environment is of a module of the user's, which has none,
         or of dm_control, whose tasks have gymnasium's names and other observations.
+      ImportError: what that module imports is missing.
     """
     is_file = pathlib.PurePath(name).suffix in FILES
     module = "" if is_file or name.startswith("minari:") else user_module(name)
@@ -123,11 +125,15 @@ def of(name: str) -> Rule:
 
 
 def _of_module(name: str) -> Rule | None:
-    """The rule of a module of the user's; None where it has none or cannot be imported, which makers of it explain."""
+    """The rule of a module of the user's; None where it has none, or where there is no such module."""
     try:
         rule = getattr(importlib.import_module(name), "terminates", None)
-    except (ImportError, TypeError):  # or it is no name of a module
+    except TypeError:  # no name of a module
         return None
+    except ModuleNotFoundError as error:
+        if error.name and f"{name}.".startswith(f"{error.name}."):
+            return None
+        raise  # of what it imports
     return _checked(name, rule) if callable(rule) and rule not in RULES.values() else rule
 
 
@@ -138,7 +144,13 @@ def _checked(module: str, rule: Rule) -> Rule:
     """
 
     def terminates(observation: Array) -> Array:
-        ended = jnp.asarray(rule(observation))
+        try:
+            ended = jnp.asarray(rule(observation))
+        except (jax.errors.JAXTypeError, jax.errors.JAXIndexError) as error:
+            raise ValueError(
+                f"terminates(observation) of {module} cannot be compiled, as rollouts in a model are: write it with "
+                f"jax.numpy and operators, not with NumPy, `if` or float() ({str(error).splitlines()[0]})"
+            ) from error
         if ended.shape != observation.shape[:-1] or ended.dtype != bool:
             raise ValueError(
                 f"terminates(observation) of {module} gives {ended.dtype}{list(ended.shape)} for observations "
@@ -148,6 +160,11 @@ def _checked(module: str, rule: Rule) -> Rule:
         return ended
 
     return terminates
+
+
+def check(rule: Rule, spec: Spec) -> None:
+    """Raises ValueError if a rule cannot be compiled, or gives no boolean for each observation of the ``spec``."""
+    jax.eval_shape(rule, jax.ShapeDtypeStruct((2, *spec.observation_shape), jnp.float32))
 
 
 def contradicted(rule: Rule, next_observation: np.ndarray, terminated: np.ndarray) -> str:

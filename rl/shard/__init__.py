@@ -21,6 +21,7 @@ from rl.shard.batches import data_parallel, over_mesh, sharded_sampler
 from rl.shard.hosts import (
     any_process,
     blind_to_first,
+    forget_launcher,
     from_first_process,
     initialize,
     is_loss,
@@ -43,6 +44,7 @@ __all__ = [
     "blind_to_first",
     "data_parallel",
     "fetch_language",
+    "forget_launcher",
     "from_first_process",
     "gather",
     "grid",

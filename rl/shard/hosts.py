@@ -22,6 +22,7 @@ from jax.experimental import multihost_utils
 
 # How launchers that `jax.distributed` can read say that they started several processes.
 _PROCESS_COUNTS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
+_JAX_COUNT, _JAX_COORDINATOR = "JAX_NUM_PROCESSES", "JAX_COORDINATOR_ADDRESS"
 
 _SIGNS, _DONE = "headway/alive/", "done"
 _PERIOD = 5.0  # seconds between two signs of life
@@ -51,9 +52,9 @@ def initialize() -> None:
         return
     # It would take SIGTERM for itself, before `rl.train.stop_requests` listens.
     jax.config.update("jax_enable_preemption_service", False)
-    address = os.environ.get("JAX_COORDINATOR_ADDRESS")
+    address = os.environ.get(_JAX_COORDINATOR)
     if address:
-        jax.distributed.initialize(address, _number("JAX_NUM_PROCESSES"), _number("JAX_PROCESS_ID"))
+        jax.distributed.initialize(address, _number(_JAX_COUNT), _number("JAX_PROCESS_ID"))
     elif any(_count(name) > 1 for name in _PROCESS_COUNTS):
         jax.distributed.initialize()
     elif "tpu" in (getattr(jax.config, "jax_platforms", None) or ""):  # JAX writes it where it finds TPUs
@@ -61,7 +62,7 @@ def initialize() -> None:
             jax.distributed.initialize()
     if jax.distributed.is_initialized():
         _watch()
-    elif not address and _count("JAX_NUM_PROCESSES") > 1:
+    elif not address and _count(_JAX_COUNT) > 1:
         raise ValueError(
             "JAX_NUM_PROCESSES is set and JAX_COORDINATOR_ADDRESS is not, so that each process would train by itself: "
             "set it to host:port of process 0, or unset JAX_NUM_PROCESSES to run a single one"
@@ -95,7 +96,16 @@ def several() -> bool:
 
 def started() -> int:
     """How many processes the run has: those that have joined, or are to, as JAX_NUM_PROCESSES or a launcher says."""
-    return max(jax.process_count(), *map(_count, ("JAX_NUM_PROCESSES", *_PROCESS_COUNTS)))
+    return max(jax.process_count(), *map(_count, (_JAX_COUNT, *_PROCESS_COUNTS)))
+
+
+def forget_launcher() -> None:
+    """Takes what a launcher says of other processes from the environment: this one trains by itself.
+
+    The launcher started something else, such as the workers of a Ray cluster, whose tasks know nothing of each other.
+    """
+    for name in (_JAX_COUNT, _JAX_COORDINATOR, *_PROCESS_COUNTS):
+        os.environ.pop(name, None)
 
 
 def wait() -> None:
