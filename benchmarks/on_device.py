@@ -118,8 +118,8 @@ def walk(world: World, steps: int, count: int) -> tuple[Callable[[Any, Key], Arr
         return jax.random.uniform(key, (count, spec.action_size), minval=-1.0, maxval=1.0)
 
     def step(state: Any, key: Key) -> tuple[Any, Array]:
-        made = world.step(jax.random.split(key, count), state, draw(key))
-        return made.state, made.reward.sum()
+        outcome = world.step(jax.random.split(key, count), state, draw(key))
+        return outcome.state, outcome.reward.sum()
 
     play = jax.jit(lambda state, key: jax.lax.scan(step, state, jax.random.split(key, steps))[1])
     return play, world.reset(jax.random.split(jax.random.key(0), count))[1]

@@ -205,8 +205,8 @@ def _products(equation: core.JaxprEqn, read: Sequence[Hashable], branch: _Choice
     if kind == "scan":
         return _repeated(equation, read, branch)
     if kind == "cond":
-        found = [_inside(one, read[1:], branch) for one in settings["branches"]]
-        return list(branch(found, key=flops))
+        branches = [_inside(one, read[1:], branch) for one in settings["branches"]]
+        return list(branch(branches, key=flops))
     for value in settings.values():
         for inner in value if isinstance(value, list | tuple) else [value]:
             if isinstance(inner, core.Jaxpr | core.ClosedJaxpr):

@@ -304,8 +304,8 @@ def _verdicts(
     A run that goes on takes those that it began with, if they are of the same programs, tests and limits: one near a
     limit, or that draws from chance, may fare otherwise the next time, and its data would be others.
     """
-    asked = (list(pairs), settings.program_seconds, settings.program_memory)
-    digest = hashlib.sha256(repr(asked).encode(errors="surrogatepass")).hexdigest()
+    request = (list(pairs), settings.program_seconds, settings.program_memory)
+    digest = hashlib.sha256(repr(request).encode(errors="surrogatepass")).hexdigest()
     if not settings.overwrite and (folder / VERDICTS).exists():
         stored: dict[str, Any] = log.read_json(folder / VERDICTS)
         if stored.get("digest") == digest:

@@ -140,10 +140,10 @@ def _print_notes(settings: Settings, config: Any, spec: Spec) -> None:
 def unused(settings: Settings) -> dict[str, str]:
     """{field: why} of those that ``--model_loss`` does not read."""
     name = settings.model_loss
-    found = {f"loss.{field}": why for field, why in value_aware.unused(name, settings.loss).items()}
+    reasons = {f"loss.{field}": why for field, why in value_aware.unused(name, settings.loss).items()}
     if name in value_aware.VALUE_FREE:
-        found["plain_steps"] = f"the model loss {name} is a plain error from first to last"
-    return found
+        reasons["plain_steps"] = f"the model loss {name} is a plain error from first to last"
+    return reasons
 
 
 def rolled_row(spec: Spec) -> Transition:

@@ -112,5 +112,5 @@ def _episodes(part: Part, score: str) -> np.ndarray | None:
         return None
     if logged.ndim != 3:
         return None
-    own = np.split(logged[-1], part.runs)[part.index]
-    return own if np.allclose(own.mean(-1), part.scores[score]["last"]["per_seed"]) else None
+    scores = np.split(logged[-1], part.runs)[part.index]
+    return scores if np.allclose(scores.mean(-1), part.scores[score]["last"]["per_seed"]) else None

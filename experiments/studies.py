@@ -382,28 +382,28 @@ def origins(
       what: they are.
       versions: of the result, if the others' that differ are to be named.
     """
-    made = [_maker(row["provenance"], versions or {}) for row in rows if "provenance" in row]
-    for command, where in dict.fromkeys(made):
-        yield f"{made.count((command, where))} of {len(rows)} {what} are of `{command}` ({where})."
+    makers = [_maker(row["provenance"], versions or {}) for row in rows if "provenance" in row]
+    for command, where in dict.fromkeys(makers):
+        yield f"{makers.count((command, where))} of {len(rows)} {what} are of `{command}` ({where})."
 
 
-def _maker(made: Mapping[str, Any], versions: Mapping[str, str]) -> tuple[str, str]:
+def _maker(provenance: Mapping[str, Any], versions: Mapping[str, str]) -> tuple[str, str]:
     """The command of a provenance; its commit, its processor and what has another version there, in words."""
-    commit = short(made["commit"]) if made["commit"] else "no checkout"
-    hardware = made["hardware"]
+    commit = short(provenance["commit"]) if provenance["commit"] else "no checkout"
+    hardware = provenance["hardware"]
     cores = f"{hardware['cores']} core{'s' * (hardware['cores'] > 1)}"
     other = [
         f"{name} {version} for {versions[name]}"
-        for name, version in made.get("versions", {}).items()
+        for name, version in provenance.get("versions", {}).items()
         if versions.get(name, version) != version
     ]
-    return made["command"], ", ".join([commit, hardware["cpu"], cores, *other])
+    return provenance["command"], ", ".join([commit, hardware["cpu"], cores, *other])
 
 
-def _told(made: Mapping[str, Any]) -> dict[str, Any]:
+def _brief(provenance: Mapping[str, Any]) -> dict[str, Any]:
     """A provenance with what `_maker` says of the machine alone: not its memory, say, or its kernel."""
-    of_machine = {name: made.get("hardware", {}).get(name) for name in ("cpu", "cores")}
-    return {**made, "hardware": of_machine}
+    of_machine = {name: provenance.get("hardware", {}).get(name) for name in ("cpu", "cores")}
+    return {**provenance, "hardware": of_machine}
 
 
 def recall(settings: Any, variants: Mapping[str, Variant]) -> Finished:
@@ -416,7 +416,7 @@ def recall(settings: Any, variants: Mapping[str, Variant]) -> Finished:
             outcomes[name] = record["outcome"]
             seconds += record["seconds"]
             then = {field: record.get(field) for field in now}
-            if _told(then) != _told(now):
+            if _brief(then) != _brief(now):
                 others[name] = then
     return Finished(outcomes, seconds, others)
 

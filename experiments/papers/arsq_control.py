@@ -730,14 +730,14 @@ def changes_table(result: Mapping[str, Any]) -> str:
 def ranks(order: Order) -> tuple[str, ...]:
     """A row on how near an order is to the published one."""
     means = order.each.mean(1)
-    found = rank_correlation(order.published, means)
+    correlation = rank_correlation(order.published, means)
     best = (label(order.changes[np.argmax(scores)]) for scores in (order.published, means))
     of_seeds, by_chance = "-", "-"
     if len(means) > 2:
         of_seeds = studies.between([rank_correlation(order.published, scores) for scores in order.each.T])
         shuffled = [rank_correlation(order.published, x) for x in itertools.permutations(means)]
-        by_chance = f"{np.mean(np.array(shuffled) >= found - 1e-9):.1%}"
-    return order.name, order.tiers, str(len(means)), f"{found:.2f}", of_seeds, by_chance, *best
+        by_chance = f"{np.mean(np.array(shuffled) >= correlation - 1e-9):.1%}"
+    return order.name, order.tiers, str(len(means)), f"{correlation:.2f}", of_seeds, by_chance, *best
 
 
 def label(change: str) -> str:

@@ -573,7 +573,7 @@ def _linear_claims(linear: Mapping[str, Any]) -> Iterator[studies.Claim]:
 
 def _history_claims(phases: Mapping[str, Any], fresh: Mapping[str, Any]) -> Iterator[studies.Claim]:
     """Whether networks lose the ability to fit, by head: the error with a history against that without, as logs."""
-    said = {
+    published = {
         "scalar": PAPER + "figure 17: so it is with squared error",
         "hl_gauss": PAPER + "figure 17: it is not so with cross-entropy",
     }
@@ -581,7 +581,7 @@ def _history_claims(phases: Mapping[str, Any], fresh: Mapping[str, Any]) -> Iter
     cost = {name: last(row) - last(fresh[name]) for name, row in phases.items()}
     for name, each in cost.items():
         text = f"targets that jump: {name} fits the last phase worse with a history than without (log of the ratio)"
-        yield studies.Claim(text, said.get(name, studies.OURS), each, studies.positive)
+        yield studies.Claim(text, published.get(name, studies.OURS), each, studies.positive)
     text = "targets that jump: a history costs a scalar more than HL-Gauss (difference of these logs)"
     yield studies.Claim(text, PAPER + "figure 17", cost["scalar"] - cost["hl_gauss"], studies.positive)
 

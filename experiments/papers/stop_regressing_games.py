@@ -205,9 +205,9 @@ def act(
     choice_key, step_key = jax.random.split(key)
     assert learner.explore is not None
     action = learner.explore(state, seen.astype(jnp.float32), choice_key)
-    made = game.step(jax.random.split(step_key, ENVIRONMENTS), world, action)
-    row = ring.Row(seen, action, made.reward, 1.0 - made.terminated, made.next_observation, first)
-    return (made.observation, made.first, made.state), row
+    outcome = game.step(jax.random.split(step_key, ENVIRONMENTS), world, action)
+    row = ring.Row(seen, action, outcome.reward, 1.0 - outcome.terminated, outcome.next_observation, first)
+    return (outcome.observation, outcome.first, outcome.state), row
 
 
 def evaluate(game: World, learner: Learner, state: State, longest: int, key: Key) -> Array:
@@ -218,8 +218,10 @@ def evaluate(game: World, learner: Learner, state: State, longest: int, key: Key
     def step(now: tuple[Array, Any, Array], key: Key) -> tuple[tuple[Array, Any, Array], Array]:
         seen, world, running = now
         action = learner.act(state, seen.astype(jnp.float32), key)
-        made = game.step(jax.random.split(key, EVALUATED), world, action)
-        return (made.observation, made.state, running & ~made.first), jnp.where(running, made.reward, 0.0)
+        outcome = game.step(jax.random.split(key, EVALUATED), world, action)
+        return (outcome.observation, outcome.state, running & ~outcome.first), jnp.where(
+            running, outcome.reward, 0.0
+        )
 
     start = seen, world, jnp.ones(EVALUATED, bool)
     return jax.lax.scan(step, start, keys[1:])[1].sum(0).mean()

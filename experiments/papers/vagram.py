@@ -131,8 +131,8 @@ def run(settings: Settings) -> dict[str, Any]:
     # Results into which one training was divided have the same time to the last bit: it counts once.
     seconds = finished.seconds + sum({one["wall_seconds"] for one in earlier})
     outcomes = {"wall_seconds": seconds, **outcomes}
-    if made := finished.others | {name: one.provenance for name, one in before.items()}:
-        outcomes["rows"] = studies.named(work, made)
+    if makers := finished.others | {name: one.provenance for name, one in before.items()}:
+        outcomes["rows"] = studies.named(work, makers)
     result = studies.finish(settings, outcomes, report, claims)
     if "pendulum" in result:
         studies.write_blocks(Path(settings.out) / POINTS, points(result))
@@ -340,8 +340,8 @@ def _comparison(many: Mapping[str, Any], gain: Callable[[Any, Any], np.ndarray])
     if not over_plain:
         return f"VaGraM {'is worse than' if over_plain is False else 'shows no gain over'} plain errors"
     if not over_random:
-        told = "is smaller than" if over_random is False else "is not told apart from"
-        return f"VaGraM's gain {told} that of its weights given to random dimensions"
+        relation = "is smaller than" if over_random is False else "is not told apart from"
+        return f"VaGraM's gain {relation} that of its weights given to random dimensions"
     if uneven:
         return "uneven weights alone gain something, and knowing which dimensions the value depends on gains more"
     control = (
@@ -353,9 +353,9 @@ def _comparison(many: Mapping[str, Any], gain: Callable[[Any, Any], np.ndarray])
         return f"VaGraM gains, and more than its weights given to random dimensions; {control}"
     over_standardised = better(vagram, many["standardised"])
     if not over_standardised:
-        told = "is smaller than" if over_standardised is False else "is not told apart from"
+        relation = "is smaller than" if over_standardised is False else "is not told apart from"
         return (
-            f"VaGraM's gain {told} that of squared errors over the variance of each dimension, which ask no value; "
+            f"VaGraM's gain {relation} that of squared errors over the variance of each dimension, which ask no value; "
             f"{control}"
         )
     return (
@@ -368,9 +368,9 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
     """What came out, in tables."""
     settings = result["settings"]
     yield "# VaGraM: models that know what values need"
-    made = f"`{result['command']}`, {result['wall_seconds']:.0f} s on {result['hardware']['cores']} cores."
+    command = f"`{result['command']}`, {result['wall_seconds']:.0f} s on {result['hardware']['cores']} cores."
     yield (
-        f"{studies.origin(result) if 'rows' in result else made} "
+        f"{studies.origin(result) if 'rows' in result else command} "
         f"{studies.program(result, __file__)} says what is compared. All problems, data and "
         f"numbers are ours: of the paper's own there are none to compare with. {settings['seeds']} seeds; mean "
         "and 95 % interval."

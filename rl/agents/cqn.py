@@ -249,7 +249,7 @@ def target_range(config: Config, spec: Spec, low: float, high: float) -> tuple[f
 
 def unused(config: Config) -> dict[str, str]:
     """Settings that do nothing; see `rl.agents.unused`."""
-    found = {"margin": "it is of margin_weight"} if is_off(config.margin_weight) else {}
+    reasons = {"margin": "it is of margin_weight"} if is_off(config.margin_weight) else {}
     if is_off(config.margin_weight) and is_off(config.dominance_weight):
-        found["demonstrations"] = "it is of dominance_weight and margin_weight"
-    return found
+        reasons["demonstrations"] = "it is of dominance_weight and margin_weight"
+    return reasons

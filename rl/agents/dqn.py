@@ -199,11 +199,11 @@ def target_range(config: Config, spec: Spec, low: float, high: float) -> tuple[f
 
 def unused(config: Config) -> dict[str, str]:
     """Settings that do nothing; see `rl.agents.unused`."""
-    found = {}
+    reasons = {}
     if config.sarsa:
-        found["double"] = "with sarsa targets continue with the logged action"
+        reasons["double"] = "with sarsa targets continue with the logged action"
     if not is_off(config.temperature):
-        found["double"] = "with a temperature targets have the soft maximum of the target network"
+        reasons["double"] = "with a temperature targets have the soft maximum of the target network"
     if is_off(config.munchausen):
-        found["munchausen_floor"] = "it is of munchausen"
-    return found
+        reasons["munchausen_floor"] = "it is of munchausen"
+    return reasons

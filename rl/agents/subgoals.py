@@ -125,14 +125,14 @@ def unused(config: Any) -> dict[str, str]:
         why = "with subgoals=none the goal is pursued at once"
         return dict.fromkeys((*every, *goals.NO_SUBGOALS), why)
     if config.subgoals == "awr":
-        found = dict.fromkeys(_DIFFUSION, "it is of subgoals=diffusion; awr proposes one mean")
+        reasons = dict.fromkeys(_DIFFUSION, "it is of subgoals=diffusion; awr proposes one mean")
     else:
-        found = dict.fromkeys(_AWR, "it is of subgoals=awr")
+        reasons = dict.fromkeys(_AWR, "it is of subgoals=awr")
     if config.subgoals == "awr" or config.candidates == 1:
-        found["choice"] = "there is one candidate to choose from"
+        reasons["choice"] = "there is one candidate to choose from"
     if not config.filtered:
-        found["radius"] = "with filtered=False every candidate is feasible"
-    return found
+        reasons["radius"] = "with filtered=False every candidate is feasible"
+    return reasons
 
 
 # ---- planning -----------------------------------------------------------------------------------------------

@@ -424,14 +424,14 @@ _READERS: dict[str, tuple[str, ...]] = {
 
 def unused(name: str, settings: Settings = Settings()) -> dict[str, str]:
     """{field of `Settings`: why} of those that the loss of that name does not read, of the ensemble it is meant for."""
-    found = {
+    reasons = {
         setting: f"the model loss {name} does not read it (read by: {', '.join(readers)})"
         for setting, readers in _READERS.items()
         if name not in readers
     }
     if name in ("vaml", "calibrated") and not settings.normalise:
-        found["clip_quantile"] = f"the model loss {name} reads gradients only with normalise"
-    return found
+        reasons["clip_quantile"] = f"the model loss {name} reads gradients only with normalise"
+    return reasons
 
 
 def _check(name: str, settings: Settings) -> None:

@@ -108,12 +108,12 @@ def _is_part(name: str, value: Any) -> bool:
 
 def _spaces(space: gymnasium.Space) -> list[gymnasium.Space]:
     """``space`` and those that it is made of."""
-    found = [space]
+    spaces = [space]
     for value in vars(space).values():
         items = value.values() if isinstance(value, dict) else value
         several = items if isinstance(value, dict | list | tuple) else [value]
-        found += [part for item in several if isinstance(item, gymnasium.Space) for part in _spaces(item)]
-    return found
+        spaces += [part for item in several if isinstance(item, gymnasium.Space) for part in _spaces(item)]
+    return spaces
 
 
 def _kind(value: Any) -> str:

@@ -48,10 +48,10 @@ def dumps(
             it iterators are sent as what is left of them; without they are referred to. With it what can be changed in
             place and is there several times, as in ``[[0]] * 2``, is so on the other side, too.
     """
-    found: dict[int, Any] = {}
+    objects: dict[int, Any] = {}
     repeated: set[int] = set()
     if remote:
-        _collect(value, found, repeated)
+        _collect(value, objects, repeated)
     return json.dumps(_Encoder(refer, known or {}, remote, repeated).encode(value)).encode() + b"\n"
 
 
@@ -88,9 +88,9 @@ def loads(
 
 def containers(value: Any) -> list[Any]:
     """What can be changed in place in a value that is sent, each once, in an order that is the same on both sides."""
-    found: dict[int, Any] = {}
-    _collect(value, found, set())
-    return list(found.values())
+    objects: dict[int, Any] = {}
+    _collect(value, objects, set())
+    return list(objects.values())
 
 
 def contents(container: Any) -> list[Any]:
@@ -126,19 +126,19 @@ def refill(container: Any, items: list[Any]) -> None:
         container.update(items)
 
 
-def _collect(value: Any, found: dict[int, Any], repeated: set[int]) -> None:
-    """Adds what can be changed in place to ``found``, by its ``id``; what is there already is added to ``repeated``."""
+def _collect(value: Any, objects: dict[int, Any], repeated: set[int]) -> None:
+    """Adds what can be changed in place to ``objects``, by its ``id``; what is there already goes to ``repeated``."""
     if isinstance(value, _CHANGEABLE) or is_array(value):
-        if id(value) in found:
+        if id(value) in objects:
             repeated.add(id(value))
             return
-        found[id(value)] = value
+        objects[id(value)] = value
     if isinstance(value, (list, tuple, deque)):
         for item in value:
-            _collect(item, found, repeated)
+            _collect(item, objects, repeated)
     elif isinstance(value, dict):
         for item in value.values():
-            _collect(item, found, repeated)
+            _collect(item, objects, repeated)
 
 
 class _Encoder:
