@@ -18,7 +18,7 @@ from rl import acting, agents, checkpoint, lifecycle, on_device, run_folder
 from rl.envs import functional, registry
 from rl.envs.stream import Stream
 from rl.interaction import Trainer
-from rl.replay import transform
+from rl.replay import chunks, transform
 from rl.replay.transform import Transform
 from rl.settings import require_at_least_one
 from rl.train import STACKED, Diverged
@@ -97,7 +97,9 @@ def check_head(settings: Settings, config: Any, spec: Spec) -> None:
     given = not (math.isnan(settings.head_low) or math.isnan(settings.head_high))
     if given or not heads.has_support(settings.head):
         return
-    below, above = agents.target_range(settings.agent, config, spec, 0.0, 0.0)
+    length = getattr(settings, "chunk", 1)
+    decides = common.of_decisions(config, length), chunks.spec(spec, length)
+    below, above = agents.target_range(settings.agent, *decides, 0.0, 0.0)
     beyond = ""
     if above > below and math.isfinite(above - below):
         beyond = (

@@ -33,7 +33,7 @@ from rl import acting, agents, fitted_q, keys, lifecycle, run_folder, shard, tra
 from rl.agents import robust
 from rl.dynamics import ensemble, termination
 from rl.replay import dataset as replay
-from rl.replay import transform
+from rl.replay import images, transform
 from rl.settings import require_choice
 from rl.types import Key, Learner, Spec, State, Transition
 from rl.values.robust import REGULARISED
@@ -89,7 +89,9 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
     variants = logged.variants(config, sweep)
     task = problem(settings, variants)
     checks.fit_early(settings, task.loaded, task.loaded.environment)
-    batches, held_out = (common.rows(settings, config, x) for x in (task.dataset, task.validation))
+    batches = common.rows(settings, config, task.dataset)
+    with checks.named("--validation, held-out episodes: "):
+        held_out = common.rows(settings, config, task.validation)
     if settings.chunk > 1 or settings.n_step > 1:  # `problem` has looked at single steps
         for variant in variants:
             agents.check_data(settings.agent, variant, _as_drawn(settings, batches))
@@ -193,11 +195,14 @@ def _print_notes(settings: Settings, config: Any, task: Problem) -> None:
 
 
 def _as_drawn(settings: Settings, batches: Any) -> Transition:
-    """The steps from which batches start, as batches have them; of ``--td_lambda`` single ones."""
+    """The steps from which batches start, as batches have them, but for their single actions.
+
+    Those of ``--td_lambda`` are single steps. Images are `images.Rows`: copies may be as large as the data.
+    """
     if settings.chunk == 1:
         return batches.transitions
     steps, starts = batches.steps, batches.starts
-    return steps._replace(discount=steps.discount[starts], has_next_action=steps.has_next_action[starts])
+    return jax.tree.map(lambda x: images.Rows(x, starts) if x.ndim >= 4 else x[starts], steps)
 
 
 def problem(settings: Settings, configs: Sequence[Any]) -> Problem:
@@ -248,14 +253,14 @@ def check(settings: Settings) -> None:
     for name, usual in (("chunk", 1), ("robust", "")):
         if settings.n_step > 1 and getattr(settings, name) != usual:
             raise ValueError(
-                f"--n_step={settings.n_step} and --{name}={getattr(settings, name)} cannot be combined: leave one of "
-                "them out"
+                f"--n_step={settings.n_step} and --{name}={getattr(settings, name)} cannot be combined: leave --n_step "
+                f"out, or give --{name}={usual}"
             )
     for name in ("robust", "policy_estimates"):
         if settings.chunk > 1 and getattr(settings, name):
             raise ValueError(
                 f"--{name}={getattr(settings, name)} and --chunk={settings.chunk} cannot be combined: it is of single "
-                "steps; leave one of them out"
+                f"steps; leave --{name} out, or give --chunk=1"
             )
     reasons = {
         "chunk": "the actions of a chunk may lie on two devices",
@@ -266,7 +271,8 @@ def check(settings: Settings) -> None:
     for name, reason in reasons.items() if settings.split_data else ():
         if (value := getattr(settings, name)) != getattr(Settings, name):
             raise ValueError(
-                f"--split_data and --{name}={value} cannot be combined: {reason}; leave one of them out"
+                f"--split_data and --{name}={value} cannot be combined: {reason}; leave --split_data out, or give "
+                f"--{name}={getattr(Settings, name)}"
             )
     if settings.robust:
         require_choice("robust", settings.robust, REGULARISED, prefix="--")

@@ -258,8 +258,8 @@ def check_chunk(settings: Settings) -> None:
     for name, usual in (("n_step", 1), ("priority", 0.0), ("relabel_success", "")):
         if getattr(settings, name) != usual:
             raise ValueError(
-                f"--{name}={getattr(settings, name)} and --chunk={settings.chunk} cannot be combined: leave one of "
-                "them out"
+                f"--{name}={getattr(settings, name)} and --chunk={settings.chunk} cannot be combined: leave --{name} "
+                "out, or give --chunk=1"
             )
     if stacked_frames(settings.env):
         raise ValueError(

@@ -145,10 +145,15 @@ def in_chunks(learner: Learner, spec: Spec, length: int, replan_every: int = 0) 
     It acts and explores as `chunked` says; ``act``, ``explore`` and ``critics`` are still of chunks.
 
     Raises:
-      ValueError: as `chunked`.
+      ValueError: as `chunked`; or the learner has a policy with memory, in whose place that of chunks would act.
     """
     if length == 1 and replan_every in (0, 1):
         return learner
+    if learner.actor or learner.explorer:
+        raise ValueError(
+            f"--chunk={length}: the agent has a policy with memory (actor, explorer), which decides on single actions: "
+            "leave it out (length=1)"
+        )
     policy = lambda act: act and chunked(act, spec, length, replan_every)
     return learner._replace(actor=policy(learner.act), explorer=policy(learner.explore))
 

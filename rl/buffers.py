@@ -7,11 +7,13 @@ what one learner remembers of them, with the updates made from that: `uniform`, 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from rl import keys, masks, train
 from rl.replay import chunks, demonstrations, frames, prioritised, ring, source, traces
@@ -34,6 +36,7 @@ class View(NamedTuple):
     chunk: int = 1  # actions in each transition
     environments: int = 1  # whose rows come in turn: the next step of an episode is so many rows later
     logged: Callable[[int], source.Source] = data.sampler  # how many -> the source of logged rows like these
+    returns: data.Returns = data.Returns(1, 1.0, 1.0)  # what logged rows are made with
 
 
 class Replay(NamedTuple):
@@ -78,6 +81,7 @@ def steps(n: int = 1, discount: float | None = None, environments: int = 1, td_l
         logged=lambda size: (
             data.sampler(size) if td_lambda == 1 else data.lambda_sampler(size, n, gamma, td_lambda)
         ),
+        returns=data.Returns(n if td_lambda == 1 else 1, gamma, gamma),
     )
 
 
@@ -129,7 +133,27 @@ def chunked(
         ),
         chunk=length,
         logged=chunks.sampler,
+        returns=data.Returns(length, gamma, gamma if reward_discount is None else reward_discount, True),
     )
+
+
+def check_logged(view: View, logged: Any) -> None:
+    """Raises ValueError if logged data, a `Dataset` or `Chunks` if any, are returns that rows of the ``view`` are not.
+
+    Both are in one batch, whose targets would be those of two discounts, or of two lengths of returns.
+    """
+    returns = getattr(logged, "returns", None) or data.Returns(1, 1.0, 1.0)
+    if (
+        logged is None or max(returns.steps, view.returns.steps) == 1
+    ):  # single steps, in which nothing is discounted
+        return
+    if not np.allclose(dataclasses.astuple(returns), dataclasses.astuple(view.returns)):
+        gammas = lambda r: f"discount={r.discount:g}, {r.within:g} within"
+        kind = lambda r: f"{'chunks' if r.are_chunks else 'returns'} of {r.steps} steps ({gammas(r)})"
+        raise ValueError(
+            f"the logged data are {kind(returns)}, and the replay reads its rows as {kind(view.returns)}: make both "
+            "alike (rl.replay.dataset.n_step, rl.replay.chunks.make; beside a td_lambda below 1, single steps)"
+        )
 
 
 def check_chunks(view: View, memory: ring.Ring) -> None:

@@ -87,7 +87,8 @@ class Trainer:
       retraining: what learns between steps beside the learners, if anything does.
 
     Raises:
-      ValueError: some do, and ``replay`` cannot relabel their steps; or seeds do not have equally many environments, or
+      ValueError: some do, and ``replay`` cannot relabel their steps; or ``logged`` are other returns than it reads
+        (`rl.buffers.check_logged`); or seeds do not have equally many environments, or
         ``replay`` is of another number of them.
     """
 
@@ -108,6 +109,7 @@ class Trainer:
     ):
         self.step, self.evaluated, self.deaths = 0, 0, 0  # evaluated: at which step, the last time
         self.whole, self._failed = True, False  # what is here can be saved; an environment failed
+        buffers.check_logged(replay.view, logged)
         self._stream, self._logged = stream, images.on_device(logged)
         self._success = success
         self._preprocessing = preprocessing

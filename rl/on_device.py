@@ -57,6 +57,9 @@ class Trainer:
       random: steps of each seed whose actions are drawn uniformly.
       preprocessing: how learners see observations and rewards.
       logged: data that ``replay`` mixes into batches, as learners see them.
+
+    Raises:
+      ValueError: ``logged`` are other returns than ``replay`` reads (`rl.buffers.check_logged`).
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class Trainer:
         logged: Any = None,
     ):
         keys.count(run_keys)
+        buffers.check_logged(replay.view, logged)
         self.step, self.evaluated, self.deaths, self.whole = 0, 0, 0, True
         self._view, self._learning = replay.view, False  # whether updates have begun
         self._environments, self._logged = replay.view.environments, images.on_device(logged)

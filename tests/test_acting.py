@@ -87,6 +87,15 @@ def test_no_more_of_a_chunk_can_be_executed_than_it_has(replan_every: int) -> No
         acting.in_chunks(bc.make(bc.Config(), Spec((2,), 1), heads.scalar()), Spec((2,), 1), 1, replan_every)
 
 
+def test_a_policy_with_memory_is_not_replaced_by_one_of_chunks() -> None:
+    """Scores would be of another policy than the agent's."""
+    still = Actor(lambda *_: (), lambda state, memory, seen, first, key: (jnp.zeros((1,)), memory))
+    learner = bc.make(bc.Config(), Spec((2,), 2), heads.scalar())._replace(actor=still)
+    assert acting.in_chunks(learner, Spec((2,), 1), 1) is learner
+    with pytest.raises(ValueError, match=r"--chunk=2: the agent has a policy with memory .* leave it out"):
+        acting.in_chunks(learner, Spec((2,), 1), 2)
+
+
 def test_plans_are_made_in_groups_where_one_is_due_and_nowhere_else() -> None:
     """Of two seeds with six environments each: which rows are computed, and that groups change no result."""
     due, key = np.zeros((2, 2, 3), bool), jax.random.split(jax.random.key(0))

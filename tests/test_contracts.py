@@ -833,6 +833,26 @@ def test_discounts_of_batches_and_of_agents_are_compared() -> None:
     several = replay.n_step(loaded.dataset, 3, 0.5)
     in_chunks = chunks.make(loaded.dataset, 2, 0.9, 0.8)
     both = concatenated(replay.sampler(BATCH), replay.sampler(BATCH))
+    # What stands beside a learner's own steps in its batches.
+    steps, of_chunks = buffers.steps(3, 0.9), buffers.chunked(2, 0.9, reward_discount=0.8)
+    for view, rows in (
+        (buffers.steps(), loaded.dataset),
+        (steps, replay.n_step(loaded.dataset, 3, 0.9)),
+        (of_chunks, in_chunks),
+        (buffers.steps(3, 0.9, td_lambda=0.5), loaded.dataset),
+    ):
+        buffers.check_logged(view, rows)
+    for view, rows in (
+        (steps, several),
+        (steps, loaded.dataset),
+        (of_chunks, chunks.make(loaded.dataset, 2, 0.9)),
+        (of_chunks, replay.n_step(loaded.dataset, 2, 0.9, 0.8)),
+        (buffers.steps(), in_chunks),
+    ):
+        with pytest.raises(
+            ValueError, match=r"the logged data are .* and the replay reads its rows as .*: make both"
+        ):
+            buffers.check_logged(view, rows)
     for sample, data in ((replay.sampler(BATCH), several), (both, (loaded.dataset, several))):
         runs = train.population(make, config, sample, STEPS)
         with pytest.raises(

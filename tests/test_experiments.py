@@ -64,11 +64,12 @@ from rl.dynamics import value_aware
 from rl.networks import mlp
 from rl.networks.layers import Architecture
 from rl.programs.pool import IsolationError
-from rl.replay.dataset import value_bounds
+from rl.replay import chunks
+from rl.replay.dataset import Dataset, value_bounds
 from rl.replay.goals import Goals, Hindsight
 from rl.replay.transform import Transform
 from rl.shard import hosts
-from rl.types import Spec, State
+from rl.types import Spec, State, Transition
 from rl.values import heads
 
 ROOT = Path(__file__).parent.parent
@@ -653,7 +654,10 @@ def test_every_script_has_help(tmp_path: Path) -> None:
         ({"reward_shift": -math.inf}, "--reward_shift=-inf must be finite"),
         ({"chunk": 4, "policy_estimates": 5}, "--policy_estimates=5 and --chunk=4 cannot be combined"),
         ({"n_step": 0}, "--n_step=0 must be at least 1"),
-        ({"n_step": 3, "chunk": 4}, "--n_step=3 and --chunk=4 cannot be combined"),
+        (
+            {"n_step": 3, "chunk": 4},
+            "--n_step=3 and --chunk=4 cannot be combined: leave --n_step out, or give --chunk=1",
+        ),
         ({"n_step": 3, "td_lambda": 1.5}, "--td_lambda=1.5 must be between 0"),
         ({"td_lambda": 0.5}, "--td_lambda=0.5 mixes returns over 1 to --n_step steps, and that is 1"),
         ({"n_step": 3, "td_lambda": 0.5, "split_data": True}, "--split_data and --td_lambda=0.5 cannot"),
@@ -1103,6 +1107,22 @@ def test_batches_of_several_steps_have_the_agents_discount() -> None:
     chosen = dataclasses.replace(chosen, td_lambda=0.5)
     assert common.rows(chosen, cloned, loaded) is loaded
     assert dict(common.source(chosen, cloned, 2).settings) == {"discount": 0.5}
+
+
+def test_what_an_agent_asks_of_data_is_asked_of_the_chunks_that_are_drawn() -> None:
+    """Demonstrations whose episodes are cut before a chunk is whole are in no batch."""
+    last = np.arange(32) % 4 == 3  # eight episodes of four steps, the first five of which are one of 20
+    last[:19] = False
+    rows = np.arange(32.0, dtype=np.float32)
+    steps = Transition(
+        rows[:, None], rows[:, None], rows, rows * 0 + 1, rows[:, None], rows[:, None], rows * 0 + 1
+    )
+    steps = steps._replace(origin=np.int32(rows >= 20))
+    drawn = offline._as_drawn(offline.Settings(chunk=5), chunks.make(Dataset(steps, last), 5, 0.9))
+    assert {len(x) for x in jax.tree.leaves(drawn)} == {16} and not drawn.origin.any()
+    flagged = common.config("arsq")
+    with pytest.raises(ValueError, match="demonstrations"):
+        agents.check_data("arsq", dataclasses.replace(flagged, demonstrations=1), drawn)
 
 
 @pytest.mark.slow

@@ -31,7 +31,7 @@ from rl.interaction import Trainer, succeeded
 from rl.networks.layers import Architecture
 from rl.replay import dataset as replay
 from rl.replay import ring, transform
-from rl.replay.dataset import Dataset
+from rl.replay.dataset import Dataset, n_step
 from rl.replay.source import ONLINE
 from rl.replay.transform import Transform
 from rl.types import Learner, Spec, State
@@ -349,7 +349,7 @@ class Demonstrated:
             learning_starts=1,
             random=0,
             preprocessing=self.PREPROCESSING,
-            logged=Dataset(log, np.ones(3, bool)),
+            logged=n_step(Dataset(log, np.ones(3, bool)), 2, self.GAMMA),
             success="success",
         )
 

@@ -324,6 +324,8 @@ def divergence(head: ValueHead, outputs: Array, target: Array) -> Array:
 def dominance(head: ValueHead, better: Array, worse: Array) -> Array:
     """How far ``better`` is from first-order stochastic dominance over ``worse``, outputs [..., K] both -> [...].
 
+    Leading axes are broadcast.
+
     0 where each value is exceeded at least as often under ``better``. For categorical heads the sum over atoms of
     ``max(F_better - F_worse, 0)``, with cumulative probabilities ``F`` (CQN, Seo et al. 2024): the area between them in
     steps of the support. For heads whose outputs are values that area itself, in units of value: the mean over
@@ -333,7 +335,7 @@ def dominance(head: ValueHead, better: Array, worse: Array) -> Array:
       ValueError: a head whose outputs are neither, and that has no ``dominance`` of its own.
     """
     if head.dominance is not None:
-        return head.dominance(better, worse)
+        return head.dominance(*jnp.broadcast_arrays(better, worse))
     if head.are_values:
         rise = _ordered(worse, head.size) - _ordered(better, head.size)
         return jnp.maximum(rise, 0.0).mean(-1)
