@@ -13,6 +13,7 @@ from typing import Any
 import gymnasium
 import jax
 
+from experiments import flags
 from rl import agents, data, envs, shard
 from rl.agents.optimisers import Adam
 from rl.envs.registry import shows_bytes
@@ -28,6 +29,17 @@ def named(prefix: str) -> Iterator[None]:
         yield
     except ValueError as error:
         raise ValueError(f"{prefix}{error}") from None
+
+
+@contextlib.contextmanager
+def agent_flags(config: Any) -> Iterator[None]:
+    """Errors meanwhile that begin with a hyper-parameter, as in ``latent=500 must be``, begin with its flag."""
+    try:
+        yield
+    except ValueError as error:
+        if str(error).partition("=")[0] in flags.names(config):
+            raise ValueError(f"--agent.{error}") from None
+        raise
 
 
 def not_negative(settings: Any, *names: str) -> None:
@@ -74,6 +86,9 @@ def head(settings: Any) -> None:
     """Raises ValueError, naming the flag, on a kappa, a sigma, a size or a support that the head cannot have."""
     if settings.head == "quantile" and not 1e-6 <= settings.head_kappa < math.inf:
         raise ValueError(f"--head_kappa={settings.head_kappa:g} must be finite, and at least 1e-6")
+    for name in ("head_low", "head_high"):
+        if math.isinf(getattr(settings, name)):
+            raise ValueError(f"--{name}={getattr(settings, name):g} must be finite")
     if not (math.isnan(settings.head_low) or math.isnan(settings.head_high)):
         support(settings, settings.head_low, settings.head_high)
     gaussian = settings.head == "hl_gauss"

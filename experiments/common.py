@@ -455,7 +455,8 @@ def learner(
     agent: str, config: Any, spec: Spec, head: ValueHead, chunk: int = 1, replan_every: int = 0
 ) -> Learner:
     """An agent without a model, that decides on ``chunk`` actions at once and executes ``replan_every`` of them."""
-    decides = agents.get(agent).make(config, chunks.spec(spec, chunk), head)
+    with checks.agent_flags(config):
+        decides = agents.get(agent).make(config, chunks.spec(spec, chunk), head)
     if not isinstance(decides, Learner):
         raise ValueError(
             f"--agent={agent}: its make must return a rl.types.Learner, not {type(decides).__name__} "

@@ -207,9 +207,10 @@ def define(
             message = f"must be {_PLURALS[kind.type]}, such as {_EXAMPLES[kind.type]}"
             flags.register_validator(name, functools.partial(_are, kind.type), message, values)
         else:
-            lowest = 0 if field.name == "seed" else None  # generators take no other
+            # Generators take no other seed; programs count by 32 bits.
+            range_ = (0, None) if field.name == "seed" else (None, 2**31 - 1)
             parsers: dict[type, flags.ArgumentParser] = {
-                int: _Whole(lowest),
+                int: _Whole(*range_),
                 float: flags.FloatParser(),
                 str: flags.ArgumentParser(),
             }
@@ -326,7 +327,7 @@ def parser(
         heading = ""
         try:
             if config_of:
-                agent = _agent(argv, settings.agent)
+                agent = _agent(values.read_flags_from_files(list(argv), force_gnu=False), settings.agent)
                 heading = f"hyper-parameters of --agent={agent}"
                 define(config_of(agent), "agent.", values, heading)
             rest = _parsed(argv, values, heading)

@@ -67,8 +67,8 @@ def check(settings: Settings) -> None:
     checks.not_negative(settings, "seed")
     checks.head(settings)
     checks.several_episodes(settings)
-    if settings.utd <= 0:
-        raise ValueError(f"--utd must be positive, not {settings.utd}")
+    if not 0 < settings.utd < math.inf:
+        raise ValueError(f"--utd must be positive and finite, not {settings.utd}")
     rhythm(settings)
     for whole, part in (("steps", "envs"), ("eval_every", "envs"), ("steps", "eval_every")):
         checks.multiple(settings, whole, part)

@@ -138,13 +138,9 @@ def run(settings: Settings, config: Config) -> dict[str, Any]:
     termination.check(terminates, task.loaded.spec)
     network = make_ensemble(settings, config, task.loaded.spec)
     where = world(settings, config, network, run_keys, task.loaded.environment)
-    loop = model_based.make(
-        config,
-        learner,
-        where.dynamics,
-        terminates,
-        model_based.diagnosis(learner, acting.critics(learner), where.dynamics, truth=where.truth),
-    )
+    diagnosis = model_based.diagnosis(learner, acting.critics(learner), where.dynamics, truth=where.truth)
+    with checks.agent_flags(config):
+        loop = model_based.make(config, learner, where.dynamics, terminates, diagnosis)
     dataset = jax.device_put(task.dataset)
     carry = jax.jit(jax.vmap(loop.init, (0, None), model_based.STACKED))(run_keys, dataset)
     unfitted = jax.vmap(network.init)(keys.of(run_keys, "dynamics"))
@@ -222,8 +218,8 @@ def _print_notes(settings: Settings, chosen: Config, loaded: data.Loaded, termin
         terminates, steps.next_observation[known], steps.discount[known] == 0
     ):
         print(f"note: {against}", file=sys.stderr)
-    notes.note_unused_head(settings)
     usual, usual_config = presets.usual("model_based", settings, config(settings.agent), "dataset")
+    notes.note_unused_head(settings, usual)
     of_run, of_method = unused(settings, chosen)
     of_agent = notes.unread(dataclasses.replace(settings, agent="sac_n"), chosen, loaded.spec)
     notes.note_unread(settings, usual, of_run)

@@ -73,8 +73,8 @@ def _has_images(spec: Spec) -> bool:
     return any(len(shape) == 3 for shape in nest.leaves(spec.observation_shape))
 
 
-def note_unused_head(settings: Any) -> None:
-    """Prints which flags of `Head` were chosen and do nothing with ``--head``."""
+def note_unused_head(settings: Any, usual: Any = Head) -> None:
+    """Prints which flags of `Head` were chosen, and differ from ``usual`` ones, and do nothing with ``--head``."""
     sized = [name for name in heads.NAMES if name != "scalar"]
     bounded = [name for name in sized if name not in heads.UNBOUNDED]
     of_heads = {
@@ -86,7 +86,7 @@ def note_unused_head(settings: Any) -> None:
     }
     for name, users in of_heads.items() if settings.head in heads.NAMES else ():
         # As text, since nan is not equal to itself
-        if settings.head not in users and str(getattr(settings, name)) != str(getattr(Head, name)):
+        if settings.head not in users and str(getattr(settings, name)) != str(getattr(usual, name)):
             print(
                 f"note: --{name} changes nothing with --head={settings.head}: it is of {', '.join(users)}",
                 file=sys.stderr,
@@ -129,8 +129,8 @@ def note_n_step(settings: Any, config: Any, spec: Spec) -> None:
         steps = "the steps of each return" if drawn else f"{settings.n_step} steps"
         print(
             f"note: --n_step={settings.n_step}{drawn} sums rewards alone. What --agent={settings.agent} adds to them, "
-            f"entropy, a log-policy or a penalty, is added once for {steps}, so that values hold {share:.2f} of what "
-            "they hold of it with --n_step=1",
+            f"entropy, a log-policy or a penalty, is added once for {steps}, so that values of states hold "
+            f"{share:.2f} of what they hold of it with --n_step=1",
             file=sys.stderr,
         )
 

@@ -53,8 +53,8 @@ def task_name(task: str) -> str:
     ``hopper-medium-regen-v5`` and ``minari:D4RL/hopper/medium-v2`` are ``hopper-medium``, and
     ``Hopper-v5+distractors10`` is ``Hopper+distractors10``.
     """
-    if task.startswith("minari:"):
-        task = "-".join(task.removeprefix("minari:").split("/")[1:])
+    if task.startswith("minari:"):  # a name, or the path of its folder
+        task = "-".join(task.split("/")[-3:][1:])
     task = task.removeprefix("jax/")  # tasks of their names, stepped elsewhere
     if file := re.fullmatch(r"(.*)\.(?:hdf5|h5|npz)(\+[^/]*)?", task):
         task = Path(file[1]).name + (file[2] or "")

@@ -41,8 +41,8 @@ def explorer(learner: Learner) -> Actor:
         return learner.explorer
     if learner.explore is None:
         raise ValueError(
-            "this agent has no way to explore, since it learns from a log: choose sac or td3 for continuous actions, "
-            "dqn for integers; an agent of your own must return explore (docs/new_agent.md)"
+            "this agent has no way to explore, since it learns from a log: choose another --agent, sac or td3 for "
+            "continuous actions, dqn for integers; an agent of your own must return explore (docs/new_agent.md)"
         )
     return memoryless(learner.explore)
 

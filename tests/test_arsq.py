@@ -291,6 +291,7 @@ def test_demonstrations_that_no_row_is_are_an_error_before_anything_is_learned()
         ({"trunk": "dimension"}, "trunk='dimension': choose one of shared, level, token"),
         ({"order": "levels"}, "order='levels': did you mean 'level'"),
         ({"bc_weight": -1.0}, "bc_weight=-1.0 must be at least 0"),
+        ({"bc_weight": float("inf")}, "bc_weight=inf must be at least 0, and finite"),
         ({"critics": 0}, "critics=0 must be at least 1"),
     ],
 )

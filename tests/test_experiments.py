@@ -306,6 +306,24 @@ def test_whole_numbers_may_have_an_exponent() -> None:
     assert chosen.updates == 1_000_000 and type(chosen.updates) is int
 
 
+def test_an_agent_may_be_named_in_a_file_of_flags(tmp_path: Path) -> None:
+    """Its hyper-parameters are flags then, too."""
+    (tmp_path / "flags").write_text("--agent=cql\n--agent.weight=3\n")
+    values = parse(f"--flagfile={tmp_path / 'flags'}")
+    assert flags.read(agents.get("cql").Config(), "agent.", values).weight == 3
+
+
+def test_a_number_that_no_program_can_count_to_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse("--batch_size=1e30")
+    assert "--batch_size" in capsys.readouterr().err
+
+
+def test_what_an_agent_refuses_is_named_by_its_flag() -> None:
+    with pytest.raises(ValueError, match=r"^--agent.hidden=.*: a transformer has blocks of one width"):
+        common.learner("iql", config("iql", hidden=(5,)), Spec((4, 3), 2), heads.make("scalar"))
+
+
 def test_defaults_are_what_parsing_nothing_gives() -> None:
     values = parse()
     assert str(flags.read(offline.Settings(), values=values)) == str(offline.Settings())
@@ -625,6 +643,7 @@ def test_every_script_has_help(tmp_path: Path) -> None:
             "--split_data and --policy_estimates=5 cannot be combined: they are fitted to all of the log",
         ),
         ({"head": "c51", "head_size": 1}, "--head_size=1: --head=c51 needs at least 2 outputs"),
+        ({"head": "c51", "head_low": -math.inf, "head_high": 1.0}, "--head_low=-inf must be finite"),
         ({"head": "hl_gauss", "head_sigma": 0.0}, "--head_sigma=0: give a finite number of at least 0.5 bin"),
         ({"head": "hl_gauss", "head_sigma": math.inf}, "--head_sigma=inf: give a finite number"),
         (
@@ -1612,10 +1631,10 @@ def test_entropy_that_n_steps_leave_out_is_named(capsys: pytest.CaptureFixture[s
     """A bonus b at every step is worth b / (1 - gamma), and b / (1 - gamma^3) where three steps are one row."""
     spec, soft = Spec((3,), 2), agents.get("sac").Config(discount=0.9)
     notes.note_n_step(offline.Settings(agent="sac", n_step=3), soft, spec)
-    assert f"values hold {(1 - 0.9) / (1 - 0.9**3):.2f} of what" in capsys.readouterr().err
+    assert f"values of states hold {(1 - 0.9) / (1 - 0.9**3):.2f} of what" in capsys.readouterr().err
     undiscounted = dataclasses.replace(soft, discount=1.0)
     notes.note_n_step(offline.Settings(agent="sac", n_step=4), undiscounted, spec)
-    assert "values hold 0.25 of what" in capsys.readouterr().err
+    assert "values of states hold 0.25 of what" in capsys.readouterr().err
     table = Spec((3,), 2, discrete=True)
     notes.note_n_step(offline.Settings(agent="dqn", n_step=4), agents.get("dqn").Config(discount=1.0), table)
     notes.note_n_step(offline.Settings(agent="sac"), soft, spec)
@@ -1637,6 +1656,8 @@ def test_flags_that_change_nothing_are_named(capsys: pytest.CaptureFixture[str])
         {"head": "hl_gauss", "head_sigma": 2.0},
     ):
         notes.note_unused_head(offline.Settings(**chosen))
+    assert not capsys.readouterr().err
+    notes.note_unused_head(offline.Settings(head_size=5), offline.Settings(head_size=5))  # a preset's
     assert not capsys.readouterr().err
     notes.note_unused_head(offline.Settings(head="quantile", head_high=1.0))
     assert "note: --head_high changes nothing with --head=quantile: it is of" in capsys.readouterr().err

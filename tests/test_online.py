@@ -1087,6 +1087,7 @@ def test_critics_are_exported_with_a_policy_of_whose_draws_they_choose_one(tmp_p
         ({"priority_correction": math.nan}, "--priority_correction=nan must be between 0 and 1"),
         ({"eval_episodes": 1}, "--eval_episodes=1: give at least 2"),
         ({"utd": 0.0}, "--utd must be positive"),
+        ({"utd": math.inf}, "--utd must be positive and finite, not inf"),
         ({"head": "quantile", "head_kappa": -1.0}, "--head_kappa=-1 must be finite, and at least 1e-6"),
         ({"utd": 0.3}, "--utd=0.3 times --envs=1 must be a whole number, or one over"),
         ({"envs": 3}, "--steps=40 is not a multiple of --envs=3"),
@@ -1128,7 +1129,7 @@ def test_critics_are_exported_with_a_policy_of_whose_draws_they_choose_one(tmp_p
             {"head": "hl_gauss", "head_low": 5.0, "head_high": -5.0},
             "--head_low=5 and --head_high=-5: the support of --head=hl_gauss",
         ),
-        ({"agent": "bc"}, "no way to explore, since it learns from a log: choose sac"),
+        ({"agent": "bc"}, "no way to explore, since it learns from a log: choose another --agent, sac"),
         ({"priority": 0.5}, "cannot be weighted, as prioritised replay asks: choose dqn"),
         ({"agent": "dqn"}, "'dqn' cannot act in continuous actions"),
         (

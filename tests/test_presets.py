@@ -98,6 +98,7 @@ def test_what_is_published_can_be_run(script: str) -> None:
         ("hopper-medium-v2", "hopper-medium"),
         ("hopper-medium-replay-regen-v5", "hopper-medium-replay"),
         ("minari:D4RL/door/human-v2", "door-human"),
+        ("minari:~/.minari/datasets/D4RL/door/human-v2", "door-human"),
         ("/data/walker2d-expert-v2.hdf5", "walker2d-expert"),
         ("/a+b/heavy-cube-double-ppp-v0.npz+entities", "heavy-cube-double-ppp+entities"),
         ("cube-single-play-singletask-task2-v0", "cube-single-play-singletask-task2"),

@@ -16,17 +16,18 @@ _COUNTS = (
     *("critics", "samples", "candidates", "policy_delay", "target_period", "replan_every"),
     *("hidden", "inner", "latent", "representation", "chunk"),
 )
-_RATES = ("learning_rate", "policy_learning_rate", "value_learning_rate")
-_NOT_NEGATIVE = (
+_AMOUNTS = (
+    *("learning_rate", "policy_learning_rate", "value_learning_rate"),
     *("epsilon", "epsilon_updates"),
     *("temperature", "awr_temperature", "alpha", "initial_alpha", "low_alpha", "high_alpha"),
     *("weight", "target_gap", "weight_decay", "td_weight", "dominance_weight", "margin_weight", "margin"),
     *("munchausen", "bc_weight", "cql_weight", "advantage_weight", "imitation_weight"),
-    *("policy_noise", "noise_clip", "exploration_noise", "deviations", "diversity"),
+    *("policy_noise", "exploration_noise", "deviations", "diversity"),
     *("policy_cloning", "critic_cloning"),
     *("eta", "max_subgoals", "gumbel"),
     *("subset", "features", "ids"),  # 0: all critics, all features, or no ids
 )
+_BOUNDS = ("noise_clip",)  # infinite: none
 _FINITE = ("steering", "bias", "target_entropy", "maximum")
 
 
@@ -64,8 +65,8 @@ def require_ranges(config: Any) -> None:
     for names, within, text in (
         (_SHARES, lambda x: 0 <= x <= 1, "must lie in [0, 1]"),
         (_COUNTS, lambda x: x >= 1, "must be at least 1"),
-        (_RATES, lambda x: 0 <= x < math.inf, "must be at least 0, and finite"),
-        (_NOT_NEGATIVE, lambda x: x >= 0, "must be at least 0"),
+        (_AMOUNTS, lambda x: 0 <= x < math.inf, "must be at least 0, and finite"),
+        (_BOUNDS, lambda x: x >= 0, "must be at least 0"),
         (_FINITE, math.isfinite, "must be finite"),
     ):
         for name in names:
