@@ -208,9 +208,9 @@ def define(
             flags.register_validator(name, functools.partial(_are, kind.type), message, values)
         else:
             # Generators take no other seed; programs count by 32 bits.
-            range_ = (0, None) if field.name == "seed" else (None, 2**31 - 1)
+            bounds = (0, None) if field.name == "seed" else (None, 2**31 - 1)
             parsers: dict[type, flags.ArgumentParser] = {
-                int: _Whole(*range_),
+                int: _Whole(*bounds),
                 float: flags.FloatParser(),
                 str: flags.ArgumentParser(),
             }

@@ -135,8 +135,8 @@ def run(settings: Settings, config: Config) -> dict[str, Any]:
     run_keys = keys.seeds(jax.random.key(settings.seed), settings.seeds)
     this = _run(settings, config, task)
     common.check(this)
-    termination.check(terminates, task.loaded.spec)
     network = make_ensemble(settings, config, task.loaded.spec)
+    termination.check(terminates, task.loaded.spec)
     where = world(settings, config, network, run_keys, task.loaded.environment)
     diagnosis = model_based.diagnosis(learner, acting.critics(learner), where.dynamics, truth=where.truth)
     with checks.agent_flags(config):

@@ -138,14 +138,12 @@ def chunked(
 
 
 def check_logged(view: View, logged: Any) -> None:
-    """Raises ValueError if logged data, a `Dataset` or `Chunks` if any, are returns that rows of the ``view`` are not.
+    """Raises ValueError if logged data, where there are any, are returns that rows of the ``view`` are not.
 
     Both are in one batch, whose targets would be those of two discounts, or of two lengths of returns.
     """
     returns = getattr(logged, "returns", None) or data.Returns(1, 1.0, 1.0)
-    if (
-        logged is None or max(returns.steps, view.returns.steps) == 1
-    ):  # single steps, in which nothing is discounted
+    if logged is None or max(returns.steps, view.returns.steps) == 1:  # of one step, which is not discounted
         return
     if not np.allclose(dataclasses.astuple(returns), dataclasses.astuple(view.returns)):
         gammas = lambda r: f"discount={r.discount:g}, {r.within:g} within"

@@ -170,9 +170,9 @@ def provenance() -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """The commit of this code, with '-dirty' where files differ from it; None where nobody knows.
+    """The commit of this code, with '-dirty' where files differ from it; None where it is not known.
 
-    That is in a git checkout, and where pip has installed the package from one's address (``git+https://...``).
+    It is known in a git checkout, and where pip installed the package from a repository (``git+https://...``).
     A module that is loaded and that git does not track is such a file. Files under ``results`` do not count: a study
     writes its own there, row by row.
     """
