@@ -24,6 +24,8 @@ from rl.types import Array, Key, Learner, Metrics, State, Transition
 # (state, rows, priorities, logged data or None, key) -> state, priorities, report
 Learn = Callable[[State, Any, Any, Any, Key], tuple[State, Any, train.Report]]
 
+_SINGLE_STEPS = data.Returns(1, 1.0, 1.0)
+
 
 class View(NamedTuple):
     """How rows are kept, and read as transitions."""
@@ -36,7 +38,7 @@ class View(NamedTuple):
     chunk: int = 1  # actions in each transition
     environments: int = 1  # whose rows come in turn: the next step of an episode is so many rows later
     logged: Callable[[int], source.Source] = data.sampler  # how many -> the source of logged rows like these
-    returns: data.Returns = data.Returns(1, 1.0, 1.0)  # what logged rows are made with
+    returns: data.Returns = _SINGLE_STEPS  # what logged rows are made with
 
 
 class Replay(NamedTuple):
@@ -142,7 +144,7 @@ def check_logged(view: View, logged: Any) -> None:
 
     Both are in one batch, whose targets would be those of two discounts, or of two lengths of returns.
     """
-    returns = getattr(logged, "returns", None) or data.Returns(1, 1.0, 1.0)
+    returns = getattr(logged, "returns", None) or _SINGLE_STEPS
     if logged is None or max(returns.steps, view.returns.steps) == 1:  # of one step, which is not discounted
         return
     if not np.allclose(dataclasses.astuple(returns), dataclasses.astuple(view.returns)):
