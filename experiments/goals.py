@@ -171,7 +171,6 @@ def _run(settings: Settings, config: Any, sweep: Mapping[str, list[float]], task
 
 def _print_notes(settings: Settings, config: Any, task: Problem) -> None:
     """Prints which flags do nothing, and why nothing will be evaluated."""
-    notes.note_unused_head(settings, presets.usual("goals", settings, type(config)(), "dataset")[0])
     notes.note_unused_by_agent("goals", settings, config, "dataset", task.data.loaded.spec)
     if settings.eval_episodes and not task.environment:
         print(

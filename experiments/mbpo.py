@@ -124,9 +124,8 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
 
 def _print_notes(settings: Settings, config: Any, spec: Spec) -> None:
     """Prints which flags do nothing."""
-    usual, _ = presets.usual("mbpo", settings, type(config)(), "env")
-    notes.note_unused_head(settings, usual)
     notes.note_unused_by_agent("mbpo", settings, config, "env", spec)
+    usual, _ = presets.usual("mbpo", settings, type(config)(), "env")
     notes.note_unread(settings, usual, unused(settings))
     share = schedule("model_share", settings.model_share)
     if share.first == share.last == 0:

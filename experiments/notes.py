@@ -50,7 +50,7 @@ def note_unread(chosen: Any, usual: Any, unread: Mapping[str, str], prefix: str 
 
 
 def note_unused_by_agent(script: str, settings: Any, config: Any, task: str, spec: Spec) -> None:
-    """Prints which of the agent's own flags were chosen and do nothing, if its module tells (`rl.agents.unused`).
+    """Prints which flags of the head, and of the agent if its module tells (`rl.agents.unused`), do nothing.
 
     Args:
       script: as `presets.find` takes it.
@@ -59,7 +59,8 @@ def note_unused_by_agent(script: str, settings: Any, config: Any, task: str, spe
       task: the field of ``settings`` that names the task.
       spec: of observations and actions.
     """
-    _, usual = presets.usual(script, settings, type(config)(), task)
+    usual_settings, usual = presets.usual(script, settings, type(config)(), task)
+    note_unused_head(settings, usual_settings)
     note_unread(config, usual, unread(settings, config, spec), "agent.")
 
 

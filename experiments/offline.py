@@ -183,7 +183,6 @@ def _print_notes(settings: Settings, config: Any, task: Problem) -> None:
     notes.show_note(settings, task.loaded)
     notes.note_negated_rewards(settings)
     notes.note_n_step(settings, config, task.loaded.spec)
-    notes.note_unused_head(settings, presets.usual("offline", settings, type(config)(), "dataset")[0])
     notes.note_unused_by_agent("offline", settings, config, "dataset", task.loaded.spec)
     notes.note_unused(settings, "robust", "robust_scale", "robust_updates")
     if settings.robust and _rule(settings, task) is None:

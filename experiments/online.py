@@ -159,7 +159,6 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
         )
         notes.note_negated_rewards(settings)
         notes.note_n_step(settings, config, spec)
-        notes.note_unused_head(settings, presets.usual("online", settings, type(config)(), "env")[0])
         notes.note_unused_by_agent("online", settings, config, "env", spec)
         notes.note_unused(settings, "offline_data", "offline_ratio", "clip_actions", "shuffled")
         notes.note_unused(settings, "priority", "priority_correction")
