@@ -30,6 +30,11 @@ def test_a_name_like_no_other_is_told_where_they_are_listed():
         data.load("@")
 
 
+def test_a_folder_is_no_dataset_by_itself(tmp_path):
+    with pytest.raises(DataError, match=f"{tmp_path} is a folder: give the file .*, or 'minari:{tmp_path}'"):
+        data.load(str(tmp_path))
+
+
 @pytest.mark.parametrize(
     "name",
     [

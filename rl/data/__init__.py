@@ -114,6 +114,10 @@ def _reader(name: str) -> str:
         raise DataError(
             f"{name} is a file, but no .hdf5, .h5 or .npz: docs/own_data.md says what such files hold"
         )
+    if expanded(name).is_dir():
+        raise DataError(
+            f"{name} is a folder: give the file of steps in it, or 'minari:{name}' for a dataset of Minari"
+        )
     nearest = difflib.get_close_matches(name, names(), n=3)
     hint = f"did you mean {' or '.join(nearest)}?" if nearest else "rl.data.names() lists them all."
     raise DataError(
