@@ -19,7 +19,7 @@ import shutil
 import sys
 import time
 import types
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -29,7 +29,7 @@ from absl import app
 from numpy.typing import ArrayLike
 
 from experiments import flags, source_code
-from rl import log, statistics
+from rl import locks, log, statistics
 
 REPORT = "README.md"
 _ROOT = Path(__file__).parents[1]
@@ -89,7 +89,8 @@ def train(
     """Trains the variants that are not finished, one after another, each stored as soon as it is.
 
     A variant is finished if the study's folder of variants holds its outcome under its `digest`. A process that is
-    killed loses the variant that it was training, and nothing else.
+    killed loses the variant that it was training, and nothing else. Several processes of the same command share the
+    variants, and each returns when all are finished.
 
     Args:
       settings: of the study. Their ``workdir``, or else the folder variants in their ``out``, is for one file per
@@ -110,17 +111,39 @@ def train(
         file.parent.mkdir(parents=True, exist_ok=True)
     finished = recall(settings, variants).outcomes
     total, done = (sum(variants[name].steps for name in which) for which in (variants, finished))
-    with log.progress(total, title, initial=done) as bar:
-        for name in (name for name in variants if name not in finished):
+    missing = {name: file for name, file in files.items() if name not in finished}
+    with log.progress(total, title, initial=done) as bar, contextlib.closing(_claimed(missing)) as claimed:
+        for name in claimed:
             bar.set_postfix_str(name)
-            with _timed(_clock(works[name])) as seconds:
-                outcome = variants[name].train(Work(works[name], bar.update))
-            record = {"digest": digests[name], "seconds": seconds[0], **log.provenance()}
-            log.write_json(files[name], {**record, "outcome": outcome})
+            if (
+                name not in recall(settings, {name: variants[name]}).outcomes
+            ):  # as it is if another process did it
+                with _timed(_clock(works[name])) as seconds:
+                    outcome = variants[name].train(Work(works[name], bar.update))
+                record = {"digest": digests[name], "seconds": seconds[0], **log.provenance()}
+                log.write_json(files[name], {**record, "outcome": outcome})
+                each()
             done += variants[name].steps
             bar.update(done - bar.n)  # the steps that the variant did not tell
-            each()
     return recall(settings, variants)
+
+
+def _claimed(files: Mapping[str, Path]) -> Generator[str]:
+    """The names of the files, each held for this process until the next; those that another holds, once it lets go."""
+    left = list(files)
+    while left:
+        held = []
+        for name in left:
+            with contextlib.ExitStack() as stack:
+                try:
+                    stack.enter_context(locks.alone(files[name].parent, f".{files[name].stem}.lock"))
+                except locks.InUse:
+                    held.append(name)
+                    continue
+                yield name
+        if held == left:
+            time.sleep(1.0)
+        left = held
 
 
 def _clock(work: Path) -> Path:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import functools
 import importlib
 import json
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +72,28 @@ def test_a_study_that_was_killed_trains_only_what_is_missing(tmp_path: Path) -> 
     np.testing.assert_equal(again.outcomes, finished.outcomes)
     np.testing.assert_array_equal(finished.outcomes["first"]["returns"], [1, np.nan])
     assert finished.outcomes["second"]["name"] == "second" and finished.outcomes["first"]["4.0"] == []
+
+
+def together(barrier: threading.Barrier, name: str, work: studies.Work) -> Any:
+    TRAINED.append(name)
+    barrier.wait(timeout=60)  # until the other process trains, too
+    return {"name": name}
+
+
+together.__module__ = "tests.test_studies"
+
+
+def test_processes_of_one_study_share_its_variants(tmp_path: Path) -> None:
+    barrier = threading.Barrier(2)
+    chosen = {
+        name: studies.Variant(functools.partial(together, barrier, name), {}) for name in ("first", "second")
+    }
+    with concurrent.futures.ThreadPoolExecutor(
+        2
+    ) as pool:  # locks are per open file: threads are like processes
+        finished = list(pool.map(lambda _: train(tmp_path, chosen), range(2)))
+    assert sorted(TRAINED) == ["first", "second"]
+    assert [sorted(x.outcomes) for x in finished] == [["first", "second"]] * 2
 
 
 def test_a_changed_setting_or_a_wish_trains_again(tmp_path: Path) -> None:
