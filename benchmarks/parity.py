@@ -18,8 +18,8 @@ What d3rlpy's agents do otherwise by design, and what is done about it here (``-
 
 Every run of one seed is stored when it is finished; the same command goes on with the rest, and the report is written
 after each. Started several times, its processes share the runs. Those that other commands have stored, also with
-other numbers of seeds, come in by ``--stored``. On one core 50,000 updates of published size take ours and theirs in minutes: IQL 7 and
-16, TD3+BC 6 and 13, ReBRAC 59 and 59, CQL 250 and 210. Examples:
+other numbers of seeds, come in by ``--stored``. On one core 50,000 updates of published size take ours and theirs in
+minutes: IQL 7 and 16, TD3+BC 6 and 13, ReBRAC 59 and 59, CQL 250 and 210. Examples:
 
   A first look, in minutes:   python -m benchmarks.parity --agents=iql --seeds=2 --updates=4000 --eval_every=2000
   Do initial weights matter?  Each library with its own, PyTorch's there; IQL's published ones are orthogonal:
