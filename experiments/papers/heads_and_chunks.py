@@ -354,7 +354,7 @@ def most_clipped(result: Mapping[str, Any], dataset: str) -> Iterator[str]:
 
 
 def draw(folder: Path, result: Mapping[str, Any]) -> None:
-    """Success against updates, a panel for each agent and length of chunks, once all of a dataset are finished."""
+    """Success against updates, a row for each agent and a column for each length of chunks, once a dataset is finished."""
     settings = result["settings"]
     curves = {
         (row["dataset"], row["agent"], row["head"], int(row["chunk"])): row["curve"] for row in result["rows"]
@@ -377,6 +377,7 @@ def draw(folder: Path, result: Mapping[str, Any]) -> None:
                 title=dataset,
                 ylabel="success rate",
                 rate=True,
+                columns=len(lengths(settings["chunks"])),
             )
 
 
