@@ -354,7 +354,7 @@ def most_clipped(result: Mapping[str, Any], dataset: str) -> Iterator[str]:
 
 
 def draw(folder: Path, result: Mapping[str, Any]) -> None:
-    """Success against updates, a row for each agent and a column for each length of chunks, once a dataset is finished."""
+    """Success against updates of every finished dataset: a row for each agent, a column for each length of chunks."""
     settings = result["settings"]
     curves = {
         (row["dataset"], row["agent"], row["head"], int(row["chunk"])): row["curve"] for row in result["rows"]
