@@ -98,11 +98,19 @@ def train(
       variants: {name: what to train}.
       title: of the progress bar.
       each: called after every variant that was trained.
+
+    Raises:
+      ValueError: ``overwrite`` while another process trains one of the variants.
     """
     digests = {name: digest(name, variant) for name, variant in variants.items()}
     files = _files(settings, variants)
     works = {name: files[name].with_suffix(f".{x[:12]}") for name, x in digests.items()}
     if settings.overwrite:
+        for name, file in files.items():
+            if locks.holder(file.parent, _lock(file)):
+                raise ValueError(
+                    f"--overwrite: another process trains {name}; stop it, or leave the flag out to share its runs"
+                )
         for name, work in works.items():
             files[name].unlink(missing_ok=True)
             _clock(work).unlink(missing_ok=True)
@@ -136,7 +144,7 @@ def _claimed(files: Mapping[str, Path]) -> Generator[str]:
         for name in left:
             with contextlib.ExitStack() as stack:
                 try:
-                    stack.enter_context(locks.alone(files[name].parent, f".{files[name].stem}.lock"))
+                    stack.enter_context(locks.alone(files[name].parent, _lock(files[name])))
                 except locks.InUse:
                     held.append(name)
                     continue
@@ -144,6 +152,11 @@ def _claimed(files: Mapping[str, Path]) -> Generator[str]:
         if held == left:
             time.sleep(1.0)
         left = held
+
+
+def _lock(file: Path) -> str:
+    """The name of what the process that trains a variant locks, beside its file."""
+    return f".{file.stem}.lock"
 
 
 def _clock(work: Path) -> Path:

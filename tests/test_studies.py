@@ -77,6 +77,8 @@ def test_a_study_that_was_killed_trains_only_what_is_missing(tmp_path: Path) -> 
 def together(barrier: threading.Barrier, name: str, work: studies.Work) -> Any:
     TRAINED.append(name)
     barrier.wait(timeout=60)  # until the other process trains, too
+    with pytest.raises(ValueError, match=r"--overwrite: another process trains (first|second)"):
+        train(work.folder.parent, {x: studies.Variant(tiny, {}) for x in ("first", "second")}, overwrite=True)
     return {"name": name}
 
 
