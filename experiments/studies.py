@@ -30,6 +30,7 @@ from numpy.typing import ArrayLike
 
 from experiments import flags, source_code
 from rl import locks, log, statistics
+from rl.train import interruptible
 
 REPORT = "README.md"
 _ROOT = Path(__file__).parents[1]
@@ -89,8 +90,8 @@ def train(
     """Trains the variants that are not finished, one after another, each stored as soon as it is.
 
     A variant is finished if the study's folder of variants holds its outcome under its `digest`. A process that is
-    killed loses the variant that it was training, and nothing else. Several processes of the same command share the
-    variants, and each returns when all are finished.
+    killed loses the variant that it was training, and nothing else. Several processes share the variants that they
+    have in common, and each returns when all of its own are finished.
 
     Args:
       settings: of the study. Their ``workdir``, or else the folder variants in their ``out``, is for one file per
@@ -103,8 +104,8 @@ def train(
       ValueError: ``overwrite`` while another process trains one of the variants.
     """
     digests = {name: digest(name, variant) for name, variant in variants.items()}
-    files = _files(settings, variants)
-    works = {name: files[name].with_suffix(f".{x[:12]}") for name, x in digests.items()}
+    files = _files(settings, digests)
+    works = {name: file.with_suffix("") for name, file in files.items()}
     if settings.overwrite:
         for name, file in files.items():
             if locks.holder(file.parent, _lock(file)):
@@ -446,9 +447,10 @@ def recall(settings: Any, variants: Mapping[str, Variant]) -> Finished:
     """What is finished of the variants, as they are now, in their order."""
     outcomes, seconds, others = {}, 0.0, {}
     now = log.provenance()
-    for name, path in _files(settings, variants).items():
+    digests = {name: digest(name, variant) for name, variant in variants.items()}
+    for name, path in _files(settings, digests).items():
         record = load(path) if path.exists() else {}
-        if record.get("digest") == digest(name, variants[name]):
+        if record.get("digest") == digests[name]:
             outcomes[name] = record["outcome"]
             seconds += record["seconds"]
             then = {field: record.get(field) for field in now}
@@ -457,10 +459,11 @@ def recall(settings: Any, variants: Mapping[str, Variant]) -> Finished:
     return Finished(outcomes, seconds, others)
 
 
-def _files(settings: Any, variants: Iterable[str]) -> dict[str, Path]:
-    """{name: the file of its outcome}."""
+def _files(settings: Any, digests: Mapping[str, str]) -> dict[str, Path]:
+    """{name: the file of its outcome}, which is another one for other settings or other code."""
     folder = Path(settings.workdir) if hasattr(settings, "workdir") else Path(settings.out) / "variants"
-    return {name: folder / f"{name.replace('/', '-').replace('.', '_')}.json" for name in variants}
+    plain = {name: name.replace("/", "-").replace(".", "_") for name in digests}
+    return {name: folder / f"{plain[name]}.{digest[:12]}.json" for name, digest in digests.items()}
 
 
 def chosen(settings: Any, *without: str) -> dict[str, Any]:
@@ -767,7 +770,9 @@ def main(settings: Any, run: Callable[[Any], Any], name: str = REPORT) -> None:
     def command(_: list[str]) -> None:
         run_settings = flags.read(settings)
         check_kept(run_settings, settings)
-        run(run_settings)
+        with interruptible():  # so that the time of what was begun counts
+            run(run_settings)
+        check_kept(run_settings, settings)  # another command may have written there meanwhile
         print((Path(run_settings.out) / name).read_text())
         print(f"Everything is in {run_settings.out}; look at {name} first.")
 

@@ -44,7 +44,7 @@ def alone(folder: Path, lock: str = LOCK) -> Iterator[None]:
             folder.mkdir(parents=True, exist_ok=True)
             file = stack.enter_context(open(folder / lock, "a+"))
         except OSError as error:
-            remedy = f"{error.strerror}: choose a --workdir in which files can be written"
+            remedy = f"{error.strerror}: choose a --workdir (a study: an --out) in which files can be written"
             raise OSError(error.errno, remedy, str(folder)) from error
         try:
             _lock(lambda: fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB))
@@ -63,7 +63,7 @@ def alone(folder: Path, lock: str = LOCK) -> Iterator[None]:
             file.flush()
         except OSError as error:
             raise OSError(
-                error.errno, f"{error.strerror}: free space, or choose another --workdir", str(folder)
+                error.errno, f"{error.strerror}: free space, or choose another --workdir (a study: --out)", str(folder)
             ) from error
         yield
 
