@@ -686,7 +686,12 @@ def finish(
       claims: what is claimed of a result.
       name: of the report.
       trained: what the outcome is of, where its rows do not say what made them: the result then does.
+
+    Raises:
+      ValueError: a study with other settings has left its result there meanwhile.
     """
+    if isinstance(settings, Settings):
+        check_kept(settings, settings)
     result = {**log.provenance(), "settings": dataclasses.asdict(settings), **outcome}
     if trained and trained.others:
         result["others"] = named(trained.outcomes, trained.others)
@@ -772,7 +777,6 @@ def main(settings: Any, run: Callable[[Any], Any], name: str = REPORT) -> None:
         check_kept(run_settings, settings)
         with interruptible():  # so that the time of what was begun counts
             run(run_settings)
-        check_kept(run_settings, settings)  # another command may have written there meanwhile
         print((Path(run_settings.out) / name).read_text())
         print(f"Everything is in {run_settings.out}; look at {name} first.")
 

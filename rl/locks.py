@@ -63,7 +63,9 @@ def alone(folder: Path, lock: str = LOCK) -> Iterator[None]:
             file.flush()
         except OSError as error:
             raise OSError(
-                error.errno, f"{error.strerror}: free space, or choose another --workdir (a study: --out)", str(folder)
+                error.errno,
+                f"{error.strerror}: free space, or choose another --workdir (a study: --out)",
+                str(folder),
             ) from error
         yield
 
