@@ -78,7 +78,7 @@ def run(plans: Sequence[Sweep], out: str, baseline: str = "", evaluations: int =
     """
     score = _score(plans)
     parts = report_runs.told_apart([part for plan in plans for part in report_runs.read(plan)])
-    parts = report_runs.shortened(parts)
+    parts = report_runs.with_rates(report_runs.shortened(parts), score)
     report_runs.check_apart(parts)
     report_runs.check_metric(parts, score, plans)
     of_program: dict[Path, list[Part]] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,6 +45,9 @@ class Part(NamedTuple):
     state: records.State
     result: dict[str, Any] | None  # result.json, if it is finished
     scores: dict[str, Any] | None  # its own part of that
+    never: bool = (
+        False  # its score is a rate of what others on its task have reported and this run has not: 0
+    )
 
 
 def read(plan: Sweep) -> Iterator[Part]:
@@ -109,6 +113,43 @@ def shortened(parts: Sequence[Part]) -> list[Part]:
     names = collections.Counter(Path(file).name for file in files)
     short = {file: Path(file).name for file in files if names[Path(file).name] == 1}
     return [part._replace(task=short.get(part.task, part.task)) for part in parts]
+
+
+def with_rates(parts: Sequence[Part], score: str) -> list[Part]:
+    """The runs, where a rate is 0 in those that never had it on a task on which others have: some environments report
+    success only where there is some.
+    """
+    if score not in outcomes.RATES:
+        return list(parts)
+    having = [part for part in parts if _reports(part, score)]
+    tasks = {part.task for part in having}
+    return [
+        _never(part, score)
+        if part.task in tasks and part.state.name != OTHER and part not in having
+        else part
+        for part in parts
+    ]
+
+
+def _reports(part: Part, score: str) -> bool:
+    """Whether a run has the score so far."""
+    if part.scores is not None:
+        return score in part.scores
+    with contextlib.suppress(KeyError, FileNotFoundError):
+        return part.state.name != OTHER and outcomes.series(part.folder, score, length(part)) is not None
+    return False
+
+
+def _never(part: Part, score: str) -> Part:
+    """The run with a rate of 0 in its evaluations, if it is finished and has any."""
+    if part.scores is None:
+        return part._replace(never=True)
+    if "return" not in part.scores:
+        return part
+    none = {
+        which: {"per_seed": np.zeros_like(x["per_seed"], float)} for which, x in part.scores["return"].items()
+    }
+    return part._replace(never=True, scores={**part.scores, score: none})
 
 
 def _varied(configs: Sequence[Mapping[str, Any]], without: set[str]) -> list[str]:
@@ -265,7 +306,8 @@ def length(part: Part) -> int:
 
 def curve(part: Part, score: str) -> tuple[np.ndarray, np.ndarray]:
     """Steps [T] and means over episodes [T, S] of every evaluation so far."""
-    steps, scores = outcomes.series(part.folder, score, length(part))
+    steps, scores = outcomes.series(part.folder, "return" if part.never else score, length(part))
+    scores = np.zeros_like(scores) if part.never else scores
     each = scores.reshape(len(scores), scores.shape[1], -1).mean(-1)
     return steps, np.split(each, part.runs, 1)[part.index]
 

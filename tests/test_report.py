@@ -1056,6 +1056,45 @@ def test_a_finished_run_without_the_score_is_listed(finished: Any, tmp_path: Pat
     assert "its result has no normalized_return" in (tmp_path / "out" / studies.REPORT).read_text()
 
 
+def test_runs_that_never_succeed_count_where_an_environment_reports_only_successes(tmp_path: Path) -> None:
+    """They have no such score in their logs: left out, the others' mean would be that of all.
+
+    Cloning succeeds with one seed and never with the other, nor does IQL, one of whose runs is not finished.
+    """
+    values = {
+        "agent": ["bc", "iql"],
+        "dataset": TASKS[:1],
+        "seed": [0, 2],
+        "seeds": [2],
+        "updates": [20],
+        "eval_every": [10],
+    }
+    parameters = {name: {"values": x} for name, x in values.items()}
+    plan = layout.load(board(tmp_path, parameters=parameters), {}, str(tmp_path / "runs"))
+    for number, (place, program) in enumerate(plan.programs.items()):
+        place.mkdir(parents=True)
+        card(program, place)
+        row = {"step": 20, "eval/return": [[1.0, 1.0]] * 2}
+        row |= {"eval/success": [[1.0, 1.0]] * 2} if number == 0 else {}
+        (place / log.METRICS).write_text(json.dumps(row) + "\n")
+        if number < 3:
+            scores = outcomes.summary(outcomes.scored_rows(place))
+            log.result(place, {"updates": 20, "wall_seconds": 1.0, "scores": scores})
+    parts = list(report_runs.read(plan))
+    returns, filled = (report_runs.with_rates(parts, score) for score in ("return", "success"))
+    assert returns == parts
+    curves = {row["variant"]: row["scores"] for row in report_scores.curves(filled, "success", [])}
+    np.testing.assert_equal(curves, {"bc": [[1, 1, 0, 0]], "iql": [[0, 0, 0, 0]]})
+    (cell,) = report_scores.cells(filled, "success", 1)
+    assert (cell["variant"], cell["last"]["mean"]) == ("bc", 0.5)
+    assert [report_runs.fate(part, "success") for part in filled] == [
+        "done",
+        "done",
+        "done",
+        parts[3].state.name,
+    ]
+
+
 def test_seeds_that_do_not_overlap_have_no_interval(finished: Any, tmp_path: Path) -> None:
     """Of the probability of improvement: all resamples say the same."""
     file, where, programs = finished
