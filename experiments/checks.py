@@ -16,7 +16,7 @@ import jax
 from experiments import flags
 from rl import agents, data, envs, shard
 from rl.agents.optimisers import Adam
-from rl.envs.registry import shows_bytes
+from rl.envs.registry import in_own_units, shows_bytes
 from rl.settings import require_at_least_one
 from rl.types import Spec
 from rl.values import heads
@@ -342,6 +342,13 @@ def fit_early(settings: Any, loaded: data.Loaded, name: str | None) -> None:
             warnings.warn(
                 f"{name} observes bytes, which are divided by 255 where a policy acts, and {settings.dataset} has "
                 "observations above 1: divide them by 255, too",
+                stacklevel=2,
+            )
+        if not loaded.spec.discrete and in_own_units(env, loaded.dataset.transitions.action):
+            warnings.warn(
+                f"all actions of {settings.dataset} lie within the bounds of {name}, which are narrower than [-1, 1]. "
+                "Actions of a log are mapped from [-1, 1] onto these bounds: if yours are in the environment's own "
+                "units, subtract the middle of its bounds and divide by half their width",
                 stacklevel=2,
             )
 

@@ -36,7 +36,7 @@ def succeeded(experience: Experience, success: str | float) -> np.ndarray:
         the environment pays it.
 
     Raises:
-      ValueError: the environment does not report it.
+      ValueError: the environment does not report it in one of these episodes.
     """
     over = experience.first
     if not isinstance(success, str):
@@ -44,8 +44,9 @@ def succeeded(experience: Experience, success: str | float) -> np.ndarray:
     reported: np.ndarray = getattr(experience, success)
     if np.isnan(reported[over]).any():
         raise ValueError(
-            f'the environment does not report info["success"], of which "{success}" is made: choose episodes by the '
-            "reward of their last step, by --relabel_success=1, say (success=1.0), if it is 1 where they succeed"
+            f'the environment does not report info["success"], of which "{success}" is made, in every episode: let it '
+            "report False, too, or choose episodes by the reward of their last step, by --relabel_success=1, say "
+            "(success=1.0), if it is 1 where they succeed"
         )
     return over & (reported > 0)
 

@@ -183,6 +183,19 @@ def test_actions_are_untouched_where_the_box_is_the_unit_box(with_spaces) -> Non
     np.testing.assert_array_equal(env.unwrapped.received, action)
 
 
+def test_actions_in_the_units_of_a_narrow_box_are_told_from_mapped_ones(with_spaces) -> None:
+    """Mapped from [-1, 1], as those of every log, they would be made smaller once more, without a word."""
+    narrow, wide = (spaces.Box(-high, high, (2,), np.float32) for high in (0.4, 1.0))
+    actions = np.array([[0.4, -0.4], [0.1, 0.2]], np.float32)
+    told = [
+        registry.in_own_units(with_spaces(VECTOR, box), x)
+        for box in (narrow, wide)
+        for x in (actions, 2 * actions)
+    ]
+    assert told == [True, False, False, False]
+    assert not registry.in_own_units(with_spaces(VECTOR, TWO), actions)
+
+
 def test_discrete_actions_count_from_zero(with_spaces) -> None:
     env = with_spaces(VECTOR, spaces.Discrete(3, start=5))
     assert envs.spec(env) == Spec((2,), 3, discrete=True)

@@ -432,6 +432,17 @@ def test_the_card_of_an_antmaze_names_its_walker(
 
 
 @pytest.mark.slow
+def test_another_walker_under_the_same_name_is_read(walker: Path, tmp_path: Path) -> None:
+    file, policies, actions = tmp_path / "ant.npz", behaviour.load(walker, pointmaze.WALKER), []
+    for scale in (1.0, 0.0):
+        behaviour.save(file, policies._replace(kernels=[scale * kernel for kernel in policies.kernels]))
+        sizes = {"transitions": 3, "episode_steps": 3, "processes": 1}
+        path = collect(ANT, out=tmp_path / str(scale), actors=file, progress=False, **sizes)
+        actions.append(np.load(path)["actions"])
+    assert not np.array_equal(*actions)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

@@ -375,6 +375,16 @@ def shows_bytes(env: gymnasium.Env) -> bool:
     return isinstance(theirs, spaces.Box) and len(theirs.shape) < 3 and _is_bytes(theirs)
 
 
+def in_own_units(env: gymnasium.Env, actions: np.ndarray) -> bool:
+    """Whether actions [N, A] all lie in a box narrower than [-1, 1], an environment's own, as no policy's here do."""
+    box = env.unwrapped.action_space
+    if not isinstance(box, spaces.Box) or np.shape(actions)[-1] != math.prod(box.shape):
+        return False
+    low, high = box.low.ravel() - 1e-6, box.high.ravel() + 1e-6
+    narrower = bool((low > -1).any() or (high < 1).any())
+    return narrower and bool((actions.min(0) >= low).all() and (actions.max(0) <= high).all())
+
+
 def _is_bytes(box: spaces.Box) -> bool:
     """Whether these are vectors of all that a byte can be, as a console's memory."""
     return box.dtype == np.uint8 and bool((box.high == 255).all())

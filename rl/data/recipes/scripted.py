@@ -165,6 +165,7 @@ def plan(
     if not recipe.is_walked:
         return Plan(recipe, seed, steps, splits)
     file = None if path is None else str(expanded(path).absolute())
+    _simulator.cache_clear()  # another walker may lie in the file than before
     return Plan(recipe, seed, steps, splits, file, behaviour.load(file, pointmaze.WALKER))
 
 
