@@ -45,9 +45,7 @@ class Part(NamedTuple):
     state: records.State
     result: dict[str, Any] | None  # result.json, if it is finished
     scores: dict[str, Any] | None  # its own part of that
-    never: bool = (
-        False  # its score is a rate of what others on its task have reported and this run has not: 0
-    )
+    never: bool = False  # others on its task have reported a rate, and this run has not: it is 0
 
 
 def read(plan: Sweep) -> Iterator[Part]:
@@ -121,13 +119,11 @@ def with_rates(parts: Sequence[Part], score: str) -> list[Part]:
     """
     if score not in outcomes.RATES:
         return list(parts)
-    having = [part for part in parts if _reports(part, score)]
-    tasks = {part.task for part in having}
+    reported = [_reports(part, score) for part in parts]
+    tasks = {part.task for part, known in zip(parts, reported, strict=True) if known}
     return [
-        _never(part, score)
-        if part.task in tasks and part.state.name != OTHER and part not in having
-        else part
-        for part in parts
+        part if known or part.task not in tasks else _never(part, score)
+        for part, known in zip(parts, reported, strict=True)
     ]
 
 

@@ -124,9 +124,8 @@ def train(
     with log.progress(total, title, initial=done) as bar, contextlib.closing(_claimed(missing)) as claimed:
         for name in claimed:
             bar.set_postfix_str(name)
-            if (
-                name not in recall(settings, {name: variants[name]}).outcomes
-            ):  # as it is if another process did it
+            now = recall(settings, {name: variants[name]}).outcomes
+            if name not in now:  # it is if another process trained it
                 with _timed(_clock(works[name])) as seconds:
                     outcome = variants[name].train(Work(works[name], bar.update))
                 record = {"digest": digests[name], "seconds": seconds[0], **log.provenance()}
