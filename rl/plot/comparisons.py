@@ -179,6 +179,7 @@ def bars(
         axes.set_xticks(np.linspace(0, 1, 6))
     else:
         axes.margins(x=0.1)
+        axes.locator_params(axis="x", nbins=5)  # long numbers would run into each other
     axes.grid(axis="x", color="#DDDDDD", linewidth=0.8)
     figure.supxlabel(xlabel, fontsize=12)  # under the whole figure: beside long labels the axes are narrow
     axes.set_title(title, fontsize=13, loc="left")
