@@ -475,7 +475,7 @@ STORED = {
     ],
     "stop_regressing_games": ["papers/stop_regressing_games", "papers/stop_regressing_games/wide"],
     "vagram": ["papers/vagram", "papers/vagram/standardised"],
-    "vagram_online": ["papers/vagram_online", "papers/vagram_online/refitted"],
+    "vagram_online": ["papers/vagram_online", "papers/vagram_online/sizes"],
     "sac_mujoco": ["online"],
     "ogbench_goals": ["papers/ogbench_goals"],
 }
