@@ -845,6 +845,21 @@ def test_a_speaker_reads_what_it_was_trained_on_and_says_what_its_decoder_choose
     assert speak.history(words, one._replace(turns=one.turns[:5])) == whole[: len("Wordle:\n") + 2 * (6 + 10)]
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_rows_of_an_embedding_that_are_no_tokens_are_never_said(temperature: float) -> None:
+    """However large their values are, which no data corrects: an embedding may have more rows than the tokenizer."""
+    letters = tokenizer.characters(["ab\n"])
+    b, rows = letters.token_to_id("b"), tokenizer.size(letters) + 3
+    policy = jax.nn.one_hot(jnp.array([b]), rows) * 20.0
+    steered = policy.at[:, -3:].set(100.0)
+    decoder = Decoder(
+        lambda rows, slots: (), lambda params, tokens, *rest: (Choice(steered, policy), rest[1])
+    )
+    words = speak.make(letters, "\n")
+    speaker = speak.speaker(decoder, words, 8, steps=4, temperature=temperature)
+    assert speaker({}, jax.random.key(0))([text.Dialogue((text.Turn("a"),))]) == ["bbbb"]
+
+
 def test_what_does_not_fit_is_left_out_behind_the_first_token() -> None:
     """And every token that ends a text ends an action: the decoder says ``a`` only where it has read ``<s>``."""
     package = pytest.importorskip("tokenizers")

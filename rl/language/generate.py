@@ -86,6 +86,7 @@ def generator(
     temperature: float = 1.0,
     top_p: float = 1.0,
     stop: Sequence[int] = (),
+    tokens: int | None = None,
 ) -> Callable[[Params, Array, Array, Key], Texts]:
     """A compiled function of (params, prompts [B, P], segment [B, P], key), made once and used for many batches.
 
@@ -98,6 +99,8 @@ def generator(
       top_p: sample from the smallest set of tokens that holds this much probability (Holtzman et al. 2020);
         of a decoder that is `steered`, before values are added.
       stop: tokens that end a text.
+      tokens: how many there are, where the model has more rows: an embedding may be padded to a round number, and
+        values of what is never logged, which steer, may be large there. All rows, if not given.
 
     Raises:
       ValueError: settings out of range; or, when called, a prompt and ``steps`` longer than the model's context.
@@ -117,7 +120,8 @@ def generator(
         )
 
         def write(step, choice, texts, over):
-            token = choose(choice.logits, jax.random.fold_in(key, step), temperature, top_p, choice.policy)
+            logits, policy = (x if x is None else x[:, :tokens] for x in choice)
+            token = choose(logits, jax.random.fold_in(key, step), temperature, top_p, policy)
             chance = jnp.take_along_axis(jax.nn.log_softmax(choice.logits), token[:, None], 1)[:, 0]
             texts = Texts(
                 texts.tokens.at[:, step].set(jnp.where(over, 0, token)),

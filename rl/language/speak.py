@@ -108,7 +108,8 @@ def speaker(
     if room < 1:
         raise ValueError(f"an action of {steps} tokens leaves no room to read in a context of {context}")
     stops = [words.end, *words.ends]
-    sample = generate.generator(decoder, steps, temperature=temperature, top_p=top_p, stop=stops)
+    size = max(tokenizer.size(words.tokenizer), *(stop + 1 for stop in stops))
+    sample = generate.generator(decoder, steps, temperature=temperature, top_p=top_p, stop=stops, tokens=size)
 
     def speak(params: Params, key: Key) -> Callable[[Sequence[Dialogue | Chat]], list[str]]:
         moves = itertools.count()

@@ -168,12 +168,17 @@ def episode(
     return join(tokenized, terminated, imitate)
 
 
+def size(tokenizer: Any) -> int:
+    """How many tokens there are, those that were added included: one more than the last one's number."""
+    return 1 + max(tokenizer.get_vocab().values(), default=-1)
+
+
 def check(tokenizer: Any, vocabulary: int) -> None:
     """Raises ValueError if the tokenizer cannot be that of an embedding with ``vocabulary`` rows."""
-    size = 1 + max(tokenizer.get_vocab().values(), default=-1)
-    if not (1 - _SPARE) * vocabulary <= size <= vocabulary:
+    tokens = size(tokenizer)
+    if not (1 - _SPARE) * vocabulary <= tokens <= vocabulary:
         raise ValueError(
-            f"the tokenizer has {size} tokens and the embedding {vocabulary} rows: they belong to different models"
+            f"the tokenizer has {tokens} tokens and the embedding {vocabulary} rows: they belong to different models"
         )
 
 
