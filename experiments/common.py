@@ -18,6 +18,7 @@ from experiments import checks, flags, source_code
 from rl import acting, agents, checkpoint, data, envs, evaluate, lifecycle, log, run_folder, shard
 from rl.agents.optimisers import Adam
 from rl.envs import entities
+from rl.files import expanded
 from rl.replay import chunks, transform
 from rl.replay import dataset as replay
 from rl.replay.dataset import Dataset
@@ -336,14 +337,19 @@ def known(chosen: dict[str, Any], usual: dict[str, Any], before: Any) -> dict[st
 def _kept(card: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:
     """{setting: value} of what a run with this card goes on with as it is there, whatever is ``chosen``.
 
-    Data files that it has read under another path: the digest of its card says whether they are the same data. And
-    `FORMER` settings.
+    Data files that it has read under another path: the digest of its card says whether they are the same data. The
+    folder that it began from, if that is written otherwise (``runs/iql/``). And `FORMER` settings.
     """
     before = card.get("settings", {})
+    place = {
+        "dataset": dataset_name,
+        "offline_data": dataset_name,
+        "init_from": lambda path: expanded(path).resolve(),
+    }
     moved = [
         name
-        for name in ("dataset", "offline_data")
-        if chosen.get(name) and before.get(name) and dataset_name(before[name]) == dataset_name(chosen[name])
+        for name, of in place.items()
+        if chosen.get(name) and before.get(name) and of(before[name]) == of(chosen[name])
     ]
     return {name: before[name] for name in (*moved, *FORMER) if name in before}
 
