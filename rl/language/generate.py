@@ -120,8 +120,9 @@ def generator(
         )
 
         def write(step, choice, texts, over):
-            logits, policy = (x if x is None else x[:, :tokens] for x in choice)
-            token = choose(logits, jax.random.fold_in(key, step), temperature, top_p, policy)
+            policy = None if choice.policy is None else choice.policy[:, :tokens]
+            step_key = jax.random.fold_in(key, step)
+            token = choose(choice.logits[:, :tokens], step_key, temperature, top_p, policy)
             chance = jnp.take_along_axis(jax.nn.log_softmax(choice.logits), token[:, None], 1)[:, 0]
             texts = Texts(
                 texts.tokens.at[:, step].set(jnp.where(over, 0, token)),
