@@ -662,6 +662,8 @@ def test_only_an_episodes_first_turn_has_what_stands_before_texts() -> None:
     assert ended.reward.tolist() == [0, 0, 0, 0, 1, 0]
     assert tokenizer.prompt(words, "ab") == [3, 1, 2]
     assert tokenizer.prompt(words, "<end>") == [3, 0]  # in the text itself
+    with pytest.warns(UserWarning, match="begins with '<s>', which the tokenizer puts before every text"):
+        tokenizer.prompt(words, "<s>ab")
 
 
 def before_every_text(package: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -99,10 +100,17 @@ def prompt(tokenizer: Any, text: str) -> list[int]:
     """The tokens of a text's beginning: with those that the tokenizer puts before a text, without those after it.
 
     A Llama tokenizer, for instance, puts one before every text that it is given. What goes on with a text that has
-    begun must have none: `continuation`.
+    begun must have none: `continuation`. A text that has it already is warned of: the model would read it twice.
     """
     encoding = tokenizer.encode(text)
     places = [place for place, special in enumerate(encoding.special_tokens_mask) if not special]
+    if places and places[0] and encoding.ids[places[0]] == encoding.ids[places[0] - 1]:
+        first = tokenizer.id_to_token(encoding.ids[places[0]])
+        warnings.warn(
+            f"a text begins with {first!r}, which the tokenizer puts before every text: leave it out, or the model "
+            "reads it twice",
+            stacklevel=2,
+        )
     return encoding.ids[: places[-1] + 1] if places else encoding.ids
 
 
